@@ -1,0 +1,42 @@
+# Two commands matter: `make run` starts the whole system, `make test` tests it. Both set themselves up.
+PYTHON ?= python3
+TESTS ?= tests/decisions tests/contracts tests/simulation tests/integration
+BENCH ?= path
+PACKAGES = producers processors inference_workers edge schemas infra tests
+
+.PHONY: setup run test check format bench lock clean
+.DEFAULT_GOAL := run
+
+setup:
+	@.ci/setup "$(PYTHON)"
+
+run: setup
+	@exec .venv/bin/turnlog up
+
+# -rs lists what was skipped, and why, at the end.
+test: setup
+	.venv/bin/pytest -rs --durations=10 $(TESTS)
+
+check: setup
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+format: setup
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+# make bench BENCH=deltas
+bench: setup
+	.venv/bin/turnlog bench $(BENCH)
+
+# The lock names packages, versions and hashes, never an address.
+lock: setup
+	.tools/uv/bin/uv pip compile pyproject.toml --extra dev --generate-hashes --universal \
+		--python-version 3.11 --no-annotate --no-header --quiet -o requirements.lock
+
+# Keeps .turnlog, which holds data.
+clean:
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(PACKAGES) -name __pycache__ -type d -prune -exec rm -rf {} +
