@@ -1,0 +1,77 @@
+"""chat.account-snapshots (compacted): where the account fold stood, so that a new owner need not fold from zero.
+
+Kinds of row, told apart by their key: an account's state, a run id already decided, an idempotency key already bound, and the
+partition's versions of the limits. Per key the row with the highest source offset counts, not the one written last.
+"""
+
+from __future__ import annotations
+
+from schemas.events import Event, Part
+from schemas.events.accounts import LimitsChanged
+
+
+class OpenReservation(Part, frozen=True, kw_only=True):
+    """Tokens held for one admitted run until its usage is measured. `ended`: its concurrency slot is free already."""
+
+    run_id: str
+    chat_id: str
+    window: str
+    model: str
+    tier: str
+    input_tokens: int
+    output_tokens: int
+    ended: bool = False
+
+
+class WindowUse(Part, frozen=True, kw_only=True):
+    """Tokens of one window: settled for good, and reserved by open runs."""
+
+    window: str
+    settled: int
+    reserved: int
+
+
+class AccountSnapshot(Event, frozen=True, kw_only=True):
+    """An account as it was after the source record at `applied_offset`."""
+
+    account_id: str
+    applied_offset: int
+    windows: tuple[WindowUse, ...] = ()
+    open: tuple[OpenReservation, ...] = ()
+
+
+class RunKnown(Event, frozen=True, kw_only=True):
+    """`run_id` was decided by the record at `source_offset`, appended at `appended_ms`."""
+
+    account_id: str
+    run_id: str
+    source_offset: int
+    appended_ms: int
+
+
+class IdempotencyKeyBound(Event, frozen=True, kw_only=True):
+    """The key belongs to `run_id` and to requests with this fingerprint."""
+
+    account_id: str
+    idempotency_key: str
+    run_id: str
+    fingerprint: str
+    source_offset: int
+    appended_ms: int
+
+
+class LimitsVersion(Part, frozen=True, kw_only=True):
+    """Limits that hold for records above `source_offset`."""
+
+    source_offset: int
+    limits: LimitsChanged
+
+
+class LimitsKept(Event, frozen=True, kw_only=True):
+    """The newest versions of the limits of one partition, oldest first."""
+
+    source_offset: int
+    versions: tuple[LimitsVersion, ...]
+
+
+AccountSnapshotEvent = AccountSnapshot | RunKnown | IdempotencyKeyBound | LimitsKept
