@@ -1,54 +1,114 @@
 """A model's prompts: exact token counts and exact ids, by the model's own vocabulary and chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tokenizers import Tokenizer
 
 from infra.models.conversation import ChatMessage, Role
+from infra.models.gguf import GgufValue, read_metadata
+from infra.models.registry import ModelSpec, model_spec
+from infra.models.template import ChatTemplate, ConversationRefused
+from infra.models.tokenizer import Vocabulary, build_tokenizer, read_vocabulary
+
+# A pinned system prompt of no text: with it in front no template adds one of its own.
+_PINNED: Final = ChatMessage(role="system", content="")
 
 
 class PromptModel:
     """Counts and encodes for one model. Read-only once built, so any thread may use it; every answer is a function of its arguments."""
 
+    def __init__(self, *, spec: ModelSpec, vocabulary: Vocabulary, template: ChatTemplate) -> None:
+        self._spec = spec
+        self._vocabulary = vocabulary
+        self._template = template
+        self._plain: Tokenizer = build_tokenizer(vocabulary, control_tokens=False)
+        self._pinned_tokens = len(self._ids([_PINNED], open_answer=False))
+        self._fixed_tokens = self._measure_fixed_tokens()
+
     @property
     def name(self) -> str:
-        raise NotImplementedError
+        return self._spec.name
 
     @property
     def context_window(self) -> int:
         """Tokens of prompt and answer together."""
-        raise NotImplementedError
+        return self._spec.context_window
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a turn."""
-        raise NotImplementedError
+        return self._spec.end_of_turn_ids
 
     @property
     def output_tokens_default(self) -> int:
         """The answer's length in tokens where a request names none."""
-        raise NotImplementedError
+        return self._spec.output_tokens_default
 
     @property
     def fixed_tokens(self) -> int:
         """Upper bound of what a prompt costs beyond its messages: the opening of the answer and any system prompt the template adds."""
-        raise NotImplementedError
+        return self._fixed_tokens
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._template
 
     def count(self, text: str) -> int:
-        """Tokens of plain text: no template, no control tokens."""
-        raise NotImplementedError
+        """Tokens of plain text: no template, no control tokens. Raises ConversationRefused for lone surrogates."""
+        return len(self.encode_text(text))
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Ids of plain text. Never a control id, whatever the text says."""
-        raise NotImplementedError
+        """Ids of plain text. Never a control id, whatever the text says. Raises ConversationRefused for lone surrogates."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConversationRefused("a text that is not valid Unicode") from None
+        return tuple(self._plain.encode(text, add_special_tokens=False).ids)
 
     def count_message(self, role: Role, content: str) -> int:
-        """Upper bound of what one message adds to a prompt: `fixed_tokens` + the sum over messages >= len(prompt_ids(messages))."""
-        raise NotImplementedError
+        """What one message adds to a prompt: `fixed_tokens` + the sum over the messages >= len(prompt_ids(messages))."""
+        message = ChatMessage(role=role, content=content)
+        if role == "system":
+            return len(self._ids([message], open_answer=False))
+        return len(self._ids([_PINNED, message], open_answer=False)) - self._pinned_tokens
 
     def prompt_ids(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """The whole prompt, up to and including the opening of the assistant's answer. Control ids come from the template alone."""
-        raise NotImplementedError
+        """The whole prompt, up to and including the opening of the assistant's answer. Control ids come from the template alone.
+        Raises ConversationRefused."""
+        return self._ids(messages, open_answer=True)
+
+    def _ids(self, messages: Sequence[ChatMessage], *, open_answer: bool) -> tuple[int, ...]:
+        return self._template.ids(messages, open_answer=open_answer, encode=lambda text: self._plain.encode(text, add_special_tokens=False).ids)
+
+    def _measure_fixed_tokens(self) -> int:
+        """The dearest opening: with the system prompt that the template adds by itself, or without."""
+        first = ChatMessage(role="user", content="a")
+        added = len(self.prompt_ids([first])) - self.count_message("user", "a")
+        pinned = len(self.prompt_ids([_PINNED, first])) - self.count_message("user", "a") - self._pinned_tokens
+        return max(added, pinned)
 
 
 def load_model(name: str) -> PromptModel:
-    """Reads the model's file (0.2 s). Raises UnknownModel or ModelFileMissing."""
-    raise NotImplementedError(name)
+    """Reads the model's file (0.2 s). Raises UnknownModel, ModelFileMissing, GgufDamaged or VocabularyUnsupported."""
+    spec = model_spec(name)
+    metadata = read_metadata(spec.path())
+    vocabulary = read_vocabulary(metadata)
+    unknown = set(spec.end_of_turn_ids) - set(vocabulary.control_ids.values())
+    assert not unknown, f"{name}: {unknown} end a turn but are no control tokens"
+    template = ChatTemplate(
+        source=str(metadata["tokenizer.chat_template"]),
+        control_ids=vocabulary.control_ids,
+        bos=_token(metadata, vocabulary, "tokenizer.ggml.bos_token_id"),
+        eos=_token(metadata, vocabulary, "tokenizer.ggml.eos_token_id"),
+    )
+    return PromptModel(spec=spec, vocabulary=vocabulary, template=template)
+
+
+def _token(metadata: Mapping[str, GgufValue], vocabulary: Vocabulary, key: str) -> str:
+    place = metadata.get(key)
+    return vocabulary.tokens[place] if isinstance(place, int) else ""
