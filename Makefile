@@ -21,7 +21,7 @@ check: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --no-logo
 
 format: setup
 	.venv/bin/ruff format .

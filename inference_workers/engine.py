@@ -72,14 +72,16 @@ class EndReason(StrEnum):
 
     STOP = "stop"  # the model ended its turn, or a stop string was about to appear
     LENGTH = "length"  # max_new_tokens were said
-    CONTEXT_FULL = "context_full"  # the slot's context window is full: a limit of ours, not the caller's
+    CONTEXT_FULL = (
+        "context_full"  # the slot's context window is full: a limit of ours, not the caller's
+    )
     CANCELLED = "cancelled"
     ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUsage:
-    """In tokens. `generated` counts what the engine made in this attempt, `delivered` what the deltas held: the difference was held back."""
+    """In tokens. `generated` counts what the engine made in this attempt, `delivered` what the deltas held: the difference was held."""
 
     prompt: int
     cached: int
@@ -191,7 +193,10 @@ class Engine(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
     def submit(self, request: GenRequest) -> EngineStream:

@@ -37,7 +37,9 @@ class ModelSpec:
             path = Path(folder) / self.file_name
             if path.is_file():
                 return path
-        raise ModelFileMissing(f"model {self.name}: {self.package}/{self.file_name} is not installed")
+        raise ModelFileMissing(
+            f"model {self.name}: {self.package}/{self.file_name} is not installed"
+        )
 
 
 _SMOLLM2_135M: Final = ModelSpec(

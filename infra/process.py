@@ -1,0 +1,55 @@
+"""What every process of the system shares: its log lines, its signals, and saying that it is ready.
+
+A process that the supervisor starts is `python -m <module>`. It reads its settings, does what it
+must before it can serve, calls `announce_ready`, and ends with code 0 soon after SIGTERM. Any
+other end is a death, and the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+READY_FILE_VARIABLE: Final = "TURNLOG_READY_FILE"
+
+# A broken invariant or a failed send: the process ends before it can commit, and comes again.
+DEFECT_EXIT: Final = 70
+
+# Their debug records are built, and cost CPU, even where nothing is logged below warning.
+_NOISY_LOGGERS: Final = ("aiokafka", "faust", "mode", "httpx", "httpcore", "asyncio")
+
+
+def announce_ready() -> None:
+    """Tell the supervisor, if there is one, that this process serves now. May be called again."""
+    path = os.environ.get(READY_FILE_VARIABLE, "")
+    if path:
+        Path(path).touch()
+
+
+def start_logging(part: str, level: str) -> None:
+    """Log to stderr from `level` (a value of TURNLOG_LOG) on; `part` names the process in a line.
+
+    Log event names, ids and counts; never the text of a prompt or an answer.
+    """
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format=f"%(asctime)s %(levelname)s {part} %(name)s %(message)s",
+        force=True,
+    )
+    for name in _NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
+
+
+def stop_requested() -> asyncio.Event:
+    """An event of the running loop that SIGTERM or SIGINT sets. Call it once, early."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event
