@@ -1,0 +1,125 @@
+"""Reading a closed span of one partition: catch-up of a viewer, reading a run back, folding a topic from zero.
+
+Consumers are pooled: building one costs a connection and a metadata request. A pooled consumer waits at most POLL_WAIT_MS on the
+broker, so a seek never queues behind a long poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final, Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+from infra.log.records import BadRecord, LogRecord, read_record
+from infra.log.tail import OffsetsGone
+from schemas.topics import Topic
+
+POLL_WAIT_MS: Final = 20
+SPAN_WAIT_MS_MAX: Final = 10_000
+READERS_MAX: Final = 4
+START_WAIT_MS_MAX: Final = 30_000
+STOP_WAIT_MS_MAX: Final = 3_000
+
+
+class SpanFailed(Exception):
+    """The broker did not deliver the span in time. Nothing is known about what is in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """First offset kept and the offset that the next record will get."""
+
+    first: int
+    end: int
+
+
+class SpanReader:
+    """A pool of READERS_MAX consumers for spans, and one more for offsets."""
+
+    def __init__(self, *, bootstrap: str, client_id: str, readers_max: int = READERS_MAX) -> None:
+        self._bootstrap = bootstrap
+        self._client_id = client_id
+        self._idle: asyncio.LifoQueue[AIOKafkaConsumer | None] = asyncio.LifoQueue(readers_max)
+        for _ in range(readers_max):
+            self._idle.put_nowait(None)  # A place for a consumer that is built when first needed.
+        self._offsets: AIOKafkaConsumer | None = None
+        self._built: list[AIOKafkaConsumer] = []
+
+    async def __aenter__(self) -> Self:
+        self._offsets = await self._build()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for consumer in self._built:
+            try:
+                async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
+                    await consumer.stop()
+            except TimeoutError:
+                pass
+
+    async def _build(self) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            client_id=self._client_id,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_wait_ms=POLL_WAIT_MS,
+            max_partition_fetch_bytes=4_194_304,
+        )
+        async with asyncio.timeout(START_WAIT_MS_MAX / 1000):
+            await consumer.start()
+        self._built.append(consumer)
+        return consumer
+
+    async def bounds(self, topic: Topic, partitions: list[int]) -> dict[int, Bounds]:
+        """The kept span of each partition. Raises SpanFailed."""
+        assert self._offsets is not None, "enter the SpanReader first"
+        wanted = [TopicPartition(topic.name, partition) for partition in partitions]
+        try:
+            async with asyncio.timeout(SPAN_WAIT_MS_MAX / 1000):
+                first = await self._offsets.beginning_offsets(wanted)
+                end = await self._offsets.end_offsets(wanted)
+        except (KafkaError, TimeoutError) as error:
+            raise SpanFailed(topic.name) from error
+        return {tp.partition: Bounds(first=first[tp], end=end[tp]) for tp in wanted}
+
+    async def span(
+        self, topic: Topic, partition: int, start: int, end: int
+    ) -> AsyncIterator[list[LogRecord | BadRecord]]:
+        """Batches of the records with start <= offset < end, in order.
+
+        `end` must not lie beyond the partition's end. Raises OffsetsGone where `start` is older than what is kept, SpanFailed
+        after SPAN_WAIT_MS_MAX without a record.
+        """
+        if start >= end:
+            return
+        consumer = await self._idle.get() or await self._build()
+        source = TopicPartition(topic.name, partition)
+        position = start
+        try:
+            consumer.assign([source])
+            consumer.seek(source, start)
+            while position < end:
+                batch = await self._next(consumer, source)
+                position = batch[-1].offset + 1
+                yield [read_record(topic, raw) for raw in batch if raw.offset < end]
+        finally:
+            consumer.unsubscribe()
+            self._idle.put_nowait(consumer)
+
+    async def _next(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> list:  # type: ignore[type-arg]
+        try:
+            async with asyncio.timeout(SPAN_WAIT_MS_MAX / 1000):
+                while True:
+                    found = await consumer.getmany(source, timeout_ms=POLL_WAIT_MS * 5)
+                    if batch := found.get(source):
+                        return batch  # type: ignore[no-any-return]
+        except OffsetOutOfRangeError as error:
+            raise OffsetsGone(f"{source.topic}/{source.partition}") from error
+        except (KafkaError, TimeoutError) as error:
+            raise SpanFailed(f"{source.topic}/{source.partition}") from error
