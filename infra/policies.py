@@ -76,10 +76,14 @@ def _check(source: Path, tier: Tier, limits: TierLimits, models: Collection[str]
     for field, (low, high) in bounds.items():
         value = getattr(limits, field)
         if not low <= value <= high:
-            raise PolicyError(f"{source}: tiers.{tier.value}.{field} must be {low} to {high}, not {value}")
+            raise PolicyError(
+                f"{source}: tiers.{tier.value}.{field} must be {low} to {high}, not {value}"
+            )
     if not limits.models:
         raise PolicyError(f"{source}: tiers.{tier.value}.models names no model")
     for model in limits.models:
         if model not in models:
             known = ", ".join(sorted(models))
-            raise PolicyError(f"{source}: tiers.{tier.value}.models: {model!r} is unknown; known: {known}")
+            raise PolicyError(
+                f"{source}: tiers.{tier.value}.models: {model!r} is unknown; known: {known}"
+            )

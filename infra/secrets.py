@@ -39,7 +39,9 @@ def load_secrets(home: Path) -> Secrets:
         raw = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
         keys = {name: bytes.fromhex(raw[name]) for name in ("id_key", "token_key", "cache_key")}
     except (OSError, msgspec.DecodeError, KeyError, ValueError) as error:
-        raise SecretsError(f"{path} is unreadable or damaged: restore it, or remove it to start anew") from error
+        raise SecretsError(
+            f"{path} is unreadable or damaged: restore it, or remove it to start anew"
+        ) from error
     if any(len(key) != KEY_BYTES for key in keys.values()):
         raise SecretsError(f"{path} is damaged: restore it, or remove it to start anew")
     return Secrets(**keys)

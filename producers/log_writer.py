@@ -104,7 +104,9 @@ class LogWriter:
         """
         value, headers = encode(event, event_id=event_id, cause_id=cause_id, trace=trace)
         if len(value) > topic.record_bytes_max - RECORD_OVERHEAD_BYTES:
-            raise RecordTooLarge(f"{type(event).__name__} has {len(value)} bytes; {topic.name} takes less")
+            raise RecordTooLarge(
+                f"{type(event).__name__} has {len(value)} bytes; {topic.name} takes less"
+            )
         if partition is None:
             found = place(topic, event, await self.partitions_of(topic))
             partition, key = found.partition, found.key
@@ -126,7 +128,13 @@ class LogWriter:
     ) -> Appended:
         """Send and wait for the acknowledgement. Raises RecordTooLarge or AppendFailed."""
         future = await self.send(
-            topic, event, event_id=event_id, cause_id=cause_id, trace=trace, partition=partition, key=key
+            topic,
+            event,
+            event_id=event_id,
+            cause_id=cause_id,
+            trace=trace,
+            partition=partition,
+            key=key,
         )
         return await acknowledged(future, wait_ms_max=wait_ms_max)
 
@@ -195,5 +203,3 @@ async def acknowledged(
             return await asyncio.shield(future)
     except (KafkaError, TimeoutError) as error:
         raise AppendFailed(type(error).__name__) from error
-
-

@@ -72,9 +72,7 @@ def _tag(key: bytes, account_id: str, prefix: str, body: bytes) -> bytes:
     return hmac.digest(key, message, "sha256")[:TAG_BYTES]
 
 
-def mint_run_id(
-    *, key: bytes, account_id: str, address: RunAddress, random: bytes
-) -> str:
+def mint_run_id(*, key: bytes, account_id: str, address: RunAddress, random: bytes) -> str:
     """A run id for `account_id` at `address`; `random` is RANDOM_BYTES fresh random bytes."""
     assert len(random) == RANDOM_BYTES, "RANDOM_BYTES bytes of randomness"
     body = (

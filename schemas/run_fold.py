@@ -167,9 +167,7 @@ def _cancelled(state: RunState, event: RunCancelled) -> RunState | None:
 
 
 def _finish_of_cancel(reason: CancelReason) -> FinishReason:
-    return (
-        FinishReason.QUOTA_REACHED if reason is CancelReason.LIMITS else FinishReason.CANCELLED
-    )
+    return FinishReason.QUOTA_REACHED if reason is CancelReason.LIMITS else FinishReason.CANCELLED
 
 
 def _ended(state: RunState, event: RunEnded) -> RunState | None:

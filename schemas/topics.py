@@ -194,5 +194,5 @@ RECORDER_OUTAGE_MS_MAX: Final = 12 * _HOUR_MS
 DEAD_RETENTION_MS: Final = 30 * _DAY_MS
 
 assert len({topic.name for topic in FIXED}) == len(FIXED), "topic names are unique"
-assert RUN_DEADLINE_MS_MAX + RECORDER_OUTAGE_MS_MAX < TOKENS.retention_ms, "retention covers a run"
+assert TOKENS.retention_ms > RUN_DEADLINE_MS_MAX + RECORDER_OUTAGE_MS_MAX, "retention covers a run"
 assert all(topic.readers for topic in FIXED), "no topic without a named reader"

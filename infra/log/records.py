@@ -60,7 +60,5 @@ def read_record(topic: Topic, raw: RawRecord) -> LogRecord | BadRecord:
     try:
         envelope = decode(topic, raw.headers, raw.value)
     except Undecodable as error:
-        return BadRecord(
-            raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, str(error)
-        )
+        return BadRecord(raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, str(error))
     return LogRecord(raw.partition, raw.offset, raw.timestamp, envelope)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from schemas.events import Event, Part
 from schemas.vocabulary import FinishReason, OnBusy, Tier
 
@@ -59,7 +61,7 @@ class PromptSubmitted(Event, frozen=True, kw_only=True):
     on_busy: OnBusy = OnBusy.REJECT
     idempotency_key: str | None = None
     fingerprint: str = ""
-    prompt_tokens: dict[str, int] = {}
+    prompt_tokens: dict[str, int] = msgspec.field(default_factory=dict)
     load: LoadView = LoadView()
     ended_runs: tuple[str, ...] = ()
 
