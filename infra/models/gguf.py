@@ -16,7 +16,19 @@ _ARRAY_DEPTH_MAX: Final = 3
 _VERSIONS: Final = (2, 3)
 _STRING: Final = 8
 _ARRAY: Final = 9
-_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS: Final = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 

@@ -83,13 +83,21 @@ class PromptModel:
         return self._ids(messages, open_answer=True)
 
     def _ids(self, messages: Sequence[ChatMessage], *, open_answer: bool) -> tuple[int, ...]:
-        return self._template.ids(messages, open_answer=open_answer, encode=lambda text: self._plain.encode(text, add_special_tokens=False).ids)
+        return self._template.ids(
+            messages,
+            open_answer=open_answer,
+            encode=lambda text: self._plain.encode(text, add_special_tokens=False).ids,
+        )
 
     def _measure_fixed_tokens(self) -> int:
         """The dearest opening: with the system prompt that the template adds by itself, or without."""
         first = ChatMessage(role="user", content="a")
         added = len(self.prompt_ids([first])) - self.count_message("user", "a")
-        pinned = len(self.prompt_ids([_PINNED, first])) - self.count_message("user", "a") - self._pinned_tokens
+        pinned = (
+            len(self.prompt_ids([_PINNED, first]))
+            - self.count_message("user", "a")
+            - self._pinned_tokens
+        )
         return max(added, pinned)
 
 

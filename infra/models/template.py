@@ -46,10 +46,17 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage], *, open_answer: bool) -> str:
         """The prompt as one string, as the engine itself would render it. Text in it can forge a role: never encode it as a whole."""
-        return self._render([(message.role, message.content) for message in messages], open_answer=open_answer)
+        return self._render(
+            [(message.role, message.content) for message in messages], open_answer=open_answer
+        )
 
     def ids(
-        self, messages: Sequence[ChatMessage], *, open_answer: bool, encode: Callable[[str], Iterable[int]], nonce: str = ""
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        open_answer: bool,
+        encode: Callable[[str], Iterable[int]],
+        nonce: str = "",
     ) -> tuple[int, ...]:
         """The prompt's ids; `encode` must know no control tokens. A `nonce` that is given must occur in no message; by default one is
         derived from the messages, so the same messages always take the same path. Raises ConversationRefused."""
@@ -63,10 +70,14 @@ class ChatTemplate:
             hidden.append(match[0])
             return f"{opening}:{len(hidden) - 1}{_MARK_CLOSES}"
 
-        masked = [(message.role, self._look_alike.sub(mask, message.content)) for message in messages]
+        masked = [
+            (message.role, self._look_alike.sub(mask, message.content)) for message in messages
+        ]
         mark = re.compile(re.escape(opening) + r":([0-9]+)" + _MARK_CLOSES)
         ids: list[int] = []
-        for place, piece in enumerate(self._control.split(self._render(masked, open_answer=open_answer))):
+        for place, piece in enumerate(
+            self._control.split(self._render(masked, open_answer=open_answer))
+        ):
             if place % 2:
                 ids.append(self._control_ids[piece])
             elif piece:
@@ -76,17 +87,27 @@ class ChatTemplate:
     def _render(self, messages: Sequence[tuple[Role, str]], *, open_answer: bool) -> str:
         turns = [{"role": role, "content": content} for role, content in messages]
         try:
-            return self._template.render(messages=turns, add_generation_prompt=open_answer, **self._special)
+            return self._template.render(
+                messages=turns, add_generation_prompt=open_answer, **self._special
+            )
         except TemplateError as error:
-            raise ConversationRefused(f"the chat template refuses this conversation: {type(error).__name__}") from error
+            raise ConversationRefused(
+                f"the chat template refuses this conversation: {type(error).__name__}"
+            ) from error
 
 
 def _look_alike_pattern(names: Sequence[str]) -> re.Pattern[str]:
     """T1's pattern. Whole names come first; \\A and \\Z tie the parts to the message's edges."""
-    heads = sorted({name[:cut] for name in names for cut in range(1, len(name))}, key=len, reverse=True)
-    tails = sorted({name[cut:] for name in names for cut in range(1, len(name))}, key=len, reverse=True)
+    heads = sorted(
+        {name[:cut] for name in names for cut in range(1, len(name))}, key=len, reverse=True
+    )
+    tails = sorted(
+        {name[cut:] for name in names for cut in range(1, len(name))}, key=len, reverse=True
+    )
     whole = "|".join(map(re.escape, names))
-    return re.compile(f"{whole}|\\A(?:{'|'.join(map(re.escape, tails))})|(?:{'|'.join(map(re.escape, heads))})\\Z")
+    return re.compile(
+        f"{whole}|\\A(?:{'|'.join(map(re.escape, tails))})|(?:{'|'.join(map(re.escape, heads))})\\Z"
+    )
 
 
 def _check(messages: Sequence[ChatMessage]) -> None:

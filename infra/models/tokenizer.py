@@ -18,7 +18,18 @@ _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
 # Tokens that end a turn steer the engine whatever type the file gives them.
 _CONTROL_BY_NAME: Final = frozenset(
-    {"<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|end|>", "<|eot_id|>", "<end_of_turn>", "<start_of_turn>", "<eos>", "</s>", "<s>"}
+    {
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|im_start|>",
+        "<|end|>",
+        "<|eot_id|>",
+        "<end_of_turn>",
+        "<start_of_turn>",
+        "<eos>",
+        "</s>",
+        "<s>",
+    }
 )
 # How this kind of vocabulary splits text before merging. The engine knows more kinds; each has to be tried before it is listed.
 _DIGITS_APART: Final = frozenset({"smollm"})
@@ -44,15 +55,23 @@ def read_vocabulary(metadata: Mapping[str, GgufValue]) -> Vocabulary:
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2" or split not in _DIGITS_APART:
         raise VocabularyUnsupported(f"vocabulary {kind!r} split by {split!r}")
-    if metadata.get("tokenizer.ggml.add_bos_token", False) or metadata.get("tokenizer.ggml.add_space_prefix", False):
+    if metadata.get("tokenizer.ggml.add_bos_token", False) or metadata.get(
+        "tokenizer.ggml.add_space_prefix", False
+    ):
         raise VocabularyUnsupported("a vocabulary that adds a token or a space to every text")
     tokens = _texts(metadata, "tokenizer.ggml.tokens")
     merges = tuple(_pair(merge) for merge in _texts(metadata, "tokenizer.ggml.merges"))
     types = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, tuple) or len(types) != len(tokens):
         raise VocabularyUnsupported("no type for each token")
-    control = {text: i for i, text in enumerate(tokens) if types[i] == _CONTROL or text in _CONTROL_BY_NAME}
-    user_defined = {text: i for i, text in enumerate(tokens) if types[i] == _USER_DEFINED and text not in control}
+    control = {
+        text: i for i, text in enumerate(tokens) if types[i] == _CONTROL or text in _CONTROL_BY_NAME
+    }
+    user_defined = {
+        text: i
+        for i, text in enumerate(tokens)
+        if types[i] == _USER_DEFINED and text not in control
+    }
     return Vocabulary(
         tokens=tokens,
         merges=merges,
@@ -64,12 +83,21 @@ def read_vocabulary(metadata: Mapping[str, GgufValue]) -> Vocabulary:
 
 def build_tokenizer(vocabulary: Vocabulary, *, control_tokens: bool) -> Tokenizer:
     """With `control_tokens` their names in text become their ids: for trusted text only."""
-    made = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocabulary.tokens)}, merges=list(vocabulary.merges)))
+    made = Tokenizer(
+        models.BPE(
+            vocab={text: i for i, text in enumerate(vocabulary.tokens)},
+            merges=list(vocabulary.merges),
+        )
+    )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), byte_level]
+    )
     made.add_tokens([AddedToken(text, normalized=False) for text in vocabulary.user_defined_ids])
     if control_tokens:
-        made.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in vocabulary.control_ids])
+        made.add_special_tokens(
+            [AddedToken(text, normalized=False, special=True) for text in vocabulary.control_ids]
+        )
     return made
 
 
@@ -78,7 +106,11 @@ def token_bytes(vocabulary: Vocabulary) -> tuple[bytes, ...]:
     byte_of = _byte_of_char()
     literal = vocabulary.user_defined_ids
     return tuple(
-        b"" if text in vocabulary.control_ids else text.encode() if text in literal else bytes(byte_of[char] for char in text)
+        b""
+        if text in vocabulary.control_ids
+        else text.encode()
+        if text in literal
+        else bytes(byte_of[char] for char in text)
         for text in vocabulary.tokens
     )
 
@@ -89,7 +121,8 @@ def _byte_of_char() -> Mapping[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return MappingProxyType(
-        {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+        {chr(byte): byte for byte in printable}
+        | {chr(0x100 + place): byte for place, byte in enumerate(others)}
     )
 
 
