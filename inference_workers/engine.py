@@ -1,40 +1,40 @@
 """What a worker may ask of an engine, and what every engine promises.
 
-An engine turns prompt ids into text. The rules, which one conformance suite enforces on every implementation:
+An engine turns prompt ids into text. The rules, which one conformance suite enforces on every
+implementation:
 
-E1. A stream yields deltas and then exactly one Finish, and nothing after it. `cancel` makes it yield Finish(CANCELLED) within 50 ms
-    whatever the engine does; the slot stays busy until the engine confirms (`EngineStream.wait_freed`), or the watchdog calls it stalled.
+E1. A stream yields deltas and then exactly one Finish, and nothing after it. `cancel` makes it
+    yield Finish(CANCELLED) within 50 ms whatever the engine does; the slot stays busy until the
+    engine confirms (`EngineStream.wait_freed`), or the watchdog calls it stalled.
 E2. Text is whole characters, is never taken back, and never holds any part of a stop string.
-E3. Index and count are in tokens of the answer, never in deltas. A token whose text is still held back is in no count.
-E4. An answer is resumed by ids where all of them are exact, else by its text, which ends where a delta ended.
-E5. Admission is ours: `submit` refuses when no slot is free, so nothing ever waits inside the engine. Order, fairness and deadlines are
-    therefore decided by the worker, and no request carries a priority.
-E6. No progress for a stated time while busy: the engine is STALLED for good, every stream ends with a retryable error, and the process
-    is to end; another worker resumes from the log.
+E3. Index and count are in tokens of the answer, never in deltas. A token whose text is still held
+    back is in no count.
+E4. An answer is resumed by ids where all of them are exact, else by its text, which ends where a
+    delta ended.
+E5. Admission is ours: `submit` refuses when no slot is free, so nothing ever waits inside the
+    engine. Order, fairness and deadlines are therefore decided by the worker, and no request
+    carries a priority.
+E6. No progress for a stated time while busy: the engine is STALLED for good, every stream ends
+    with a retryable error, and the process is to end; another worker resumes from the log.
 """
 
+# ruff: noqa: N818 - refusals are named by their reason
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is chosen. Temperature 0 is greedy: the likeliest token always. A seed makes a warm choice repeatable."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
+from schemas.events.accounts import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenRequest:
     """One attempt at one answer.
 
-    What earlier attempts said comes as `emitted_*`: `emitted_ids` are all the ids where every one is exact (empty at the start), else None,
-    and then `emitted_text` is what counts. `max_new_tokens` is what this attempt may still say: the grant less `emitted_count`.
+    What earlier attempts said comes as `emitted_*`: `emitted_ids` are all the ids where every one
+    is exact (empty at the start), else None, and then `emitted_text` is what counts.
+    `max_new_tokens` is what this attempt may still say: the grant less `emitted_count`.
     """
 
     request_id: str
@@ -44,7 +44,8 @@ class GenRequest:
     emitted_text: str = ""
     emitted_count: int = 0
     max_new_tokens: int
-    sampling: Sampling = Sampling()
+    # Temperature 0 is greedy: always the likeliest token.
+    sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     # Prefixes are reused only between requests of one scope: derive it from the account.
     cache_scope: str = ""
@@ -53,8 +54,10 @@ class GenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The next piece of the answer: `count` (>= 1) tokens, the first of which has `index` within the whole answer, earlier attempts
-    included. `ids` are these tokens' ids, or None from the first delta on where they are not exact."""
+    """The next piece of the answer: `count` (>= 1) tokens, the first of which has `index` within
+    the whole answer, earlier attempts included. `ids` are these tokens' ids, or None from the
+    first delta on where they are not exact.
+    """
 
     text: str
     ids: tuple[int, ...] | None
@@ -70,18 +73,21 @@ class Delta:
 class EndReason(StrEnum):
     """Why an attempt ended."""
 
-    STOP = "stop"  # the model ended its turn, or a stop string was about to appear
-    LENGTH = "length"  # max_new_tokens were said
-    CONTEXT_FULL = (
-        "context_full"  # the slot's context window is full: a limit of ours, not the caller's
-    )
+    # The model ended its turn, or a stop string was about to appear.
+    STOP = "stop"
+    # max_new_tokens were said.
+    LENGTH = "length"
+    # The slot's context window is full: a limit of ours, not the caller's.
+    CONTEXT_FULL = "context_full"
     CANCELLED = "cancelled"
     ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUsage:
-    """In tokens. `generated` counts what the engine made in this attempt, `delivered` what the deltas held: the difference was held."""
+    """In tokens. `generated` counts what the engine made in this attempt, `delivered` what the
+    deltas held: the difference was held back.
+    """
 
     prompt: int
     cached: int
@@ -91,8 +97,10 @@ class EngineUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The end of a stream. `stop_match` is the stop string that ended it. `retryable` says that another attempt may do better; a worker
-    then leaves the answer open. `detail` is for logs and never holds user text."""
+    """The end of a stream. `stop_match` is the stop string that ended it. `retryable` says that
+    another attempt may do better; a worker then leaves the answer open. `detail` is for logs and
+    never holds user text.
+    """
 
     reason: EndReason
     stop_match: str | None = None
@@ -125,7 +133,9 @@ class EngineCaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """`busy` counts slots that the engine has not confirmed free, so it includes `releasing`: those whose stream has already ended."""
+    """`busy` counts slots that the engine has not confirmed free, so it includes `releasing`:
+    those whose stream has already ended.
+    """
 
     slots: int
     busy: int
@@ -140,7 +150,9 @@ class EngineLoad:
 
 
 class EngineHealth(StrEnum):
-    """STARTING before start and CLOSED after close; STALLED and DEAD are for good: end the process."""
+    """STARTING before start and CLOSED after close; STALLED and DEAD are for good: end the
+    process.
+    """
 
     STARTING = "starting"
     READY = "ready"
@@ -180,12 +192,16 @@ class EngineStream(Protocol):
     async def __anext__(self) -> EngineStep: ...
 
     async def wait_freed(self) -> SlotFreed:
-        """Waits until the engine confirmed the slot free. Raises Dead where it never will. Any number of waiters, at any time."""
+        """Waits until the engine confirmed the slot free. Raises Dead where it never will. Any
+        number of waiters, at any time.
+        """
         ...
 
 
 class Engine(Protocol):
-    """`async with engine:` starts it and, at the end, closes it without a drain; enter and leave in one task."""
+    """`async with engine:` starts it and, at the end, closes it without a drain; enter and leave
+    in one task.
+    """
 
     @property
     def caps(self) -> EngineCaps: ...
@@ -204,7 +220,9 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: str) -> bool:
-        """Ends that stream with CANCELLED now. False where it already ended or never was; repeating it is harmless."""
+        """Ends that stream with CANCELLED now. False where it already ended or never was;
+        repeating it is harmless.
+        """
         ...
 
     def load(self) -> EngineLoad: ...
@@ -216,5 +234,7 @@ class Engine(Protocol):
         ...
 
     async def close(self, *, drain_s: float) -> None:
-        """Refuses new requests, lets the open ones run for up to `drain_s` seconds, cancels the rest and stops the engine. Repeatable."""
+        """Refuses new requests, lets the open ones run for up to `drain_s` seconds, cancels the
+        rest and stops the engine. Repeatable.
+        """
         ...

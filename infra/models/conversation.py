@@ -1,9 +1,10 @@
-"""What a prompt is made of: messages with a typed role. A role is a field, never something read out of text."""
+"""What a prompt is made of: messages with a typed role. A role is a field, never read out of
+text.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
 
-Role = Literal["system", "user", "assistant"]
+from schemas.vocabulary import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

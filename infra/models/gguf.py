@@ -1,4 +1,6 @@
-"""Reads the metadata of a GGUF file: keys and values, never a tensor. Quick, because a vocabulary has 100,000 strings."""
+"""Reads the metadata of a GGUF file: keys and values, never a tensor. Quick, because a vocabulary
+has 100,000 strings.
+"""
 
 import mmap
 import struct
@@ -33,7 +35,7 @@ _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
 
-class GgufDamaged(ValueError):
+class GgufDamagedError(ValueError):
     """The file is not GGUF of a known version, or ends too early."""
 
 
@@ -47,7 +49,7 @@ class _Cursor:
     def take(self, size: int) -> bytes:
         piece = self._data[self._at : self._at + size]
         if len(piece) != size:
-            raise GgufDamaged(f"the file ends at byte {len(self._data)}, inside a value")
+            raise GgufDamagedError(f"the file ends at byte {len(self._data)}, inside a value")
         self._at += size
         return piece
 
@@ -69,7 +71,7 @@ class _Cursor:
             at = start + unpack(data, at)[0]
             found.append(data[start:at].decode("utf-8", "surrogateescape"))
         if at > len(data):
-            raise GgufDamaged(f"the file ends at byte {len(data)}, inside a list of strings")
+            raise GgufDamagedError(f"the file ends at byte {len(data)}, inside a list of strings")
         self._at = at
         return tuple(found)
 
@@ -81,14 +83,14 @@ class _Cursor:
         try:
             layout = "<" + _SCALARS[kind]
         except KeyError:
-            raise GgufDamaged(f"unknown value type {kind}") from None
+            raise GgufDamagedError(f"unknown value type {kind}") from None
         scalar: int | float | bool = struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
         return scalar
 
     def _array(self, depth: int) -> GgufValue:
         kind, count = self.u32(), self.u64()
         if count > _ARRAY_ITEMS_MAX or depth >= _ARRAY_DEPTH_MAX:
-            raise GgufDamaged(f"an array of {count} items at depth {depth}")
+            raise GgufDamagedError(f"an array of {count} items at depth {depth}")
         if kind == _STRING:
             return self.texts(count)
         if kind == _ARRAY:
@@ -96,29 +98,31 @@ class _Cursor:
         try:
             layout = f"<{count}{_SCALARS[kind]}"
         except KeyError:
-            raise GgufDamaged(f"unknown item type {kind}") from None
+            raise GgufDamagedError(f"unknown item type {kind}") from None
         return struct.unpack(layout, self.take(struct.calcsize(layout)))
 
 
 def read_metadata(path: Path) -> Mapping[str, GgufValue]:
-    """All keys of the file's header. Bytes of a string that are not UTF-8 come as surrogate escapes. Raises GgufDamaged, OSError."""
+    """All keys of the file's header. Bytes of a string that are not UTF-8 come as surrogate
+    escapes. Raises GgufDamagedError, OSError.
+    """
     with path.open("rb") as file:
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
-            raise GgufDamaged(f"{path.name} is empty") from None
+            raise GgufDamagedError(f"{path.name} is empty") from None
         with data:
             cursor = _Cursor(data)
             if cursor.take(4) != b"GGUF":
-                raise GgufDamaged(f"{path.name} is not a GGUF file")
+                raise GgufDamagedError(f"{path.name} is not a GGUF file")
             version = cursor.u32()
             if version not in _VERSIONS:
-                raise GgufDamaged(f"GGUF version {version} is not known")
+                raise GgufDamagedError(f"GGUF version {version} is not known")
             cursor.u64()  # number of tensors
             keys = cursor.u64()
             if keys > _KEYS_MAX:
-                raise GgufDamaged(f"{keys} keys")
+                raise GgufDamagedError(f"{keys} keys")
             try:
                 return {cursor.text(): cursor.value(cursor.u32()) for _ in range(keys)}
             except struct.error as error:
-                raise GgufDamaged(f"{path.name}: {error}") from None
+                raise GgufDamagedError(f"{path.name}: {error}") from None

@@ -1,22 +1,27 @@
-"""A model's prompts: exact token counts and exact ids, by the model's own vocabulary and chat template."""
+"""A model's prompts: exact token counts and exact ids, by the model's own vocabulary and chat
+template.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tokenizers import Tokenizer
 
-from infra.models.conversation import ChatMessage, Role
+from infra.models.conversation import ChatMessage
 from infra.models.gguf import GgufValue, read_metadata
 from infra.models.registry import ModelSpec, model_spec
-from infra.models.template import ChatTemplate, ConversationRefused
+from infra.models.template import ChatTemplate, ConversationRefusedError
 from infra.models.tokenizer import Vocabulary, build_tokenizer, read_vocabulary
+from schemas.vocabulary import Role
 
 # A pinned system prompt of no text: with it in front no template adds one of its own.
-_PINNED: Final = ChatMessage(role="system", content="")
+_PINNED: Final = ChatMessage(role=Role.SYSTEM, content="")
 
 
 class PromptModel:
-    """Counts and encodes for one model. Read-only once built, so any thread may use it; every answer is a function of its arguments."""
+    """Counts and encodes for one model. Read-only once built, so any thread may use it; every
+    answer is a function of its arguments.
+    """
 
     def __init__(self, *, spec: ModelSpec, vocabulary: Vocabulary, template: ChatTemplate) -> None:
         self._spec = spec
@@ -47,7 +52,9 @@ class PromptModel:
 
     @property
     def fixed_tokens(self) -> int:
-        """Upper bound of what a prompt costs beyond its messages: the opening of the answer and any system prompt the template adds."""
+        """Upper bound of what a prompt costs beyond its messages: the opening of the answer and
+        any system prompt the template adds.
+        """
         return self._fixed_tokens
 
     @property
@@ -59,27 +66,34 @@ class PromptModel:
         return self._template
 
     def count(self, text: str) -> int:
-        """Tokens of plain text: no template, no control tokens. Raises ConversationRefused for lone surrogates."""
+        """Tokens of plain text: no template, no control tokens. Raises ConversationRefusedError
+        for lone surrogates.
+        """
         return len(self.encode_text(text))
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Ids of plain text. Never a control id, whatever the text says. Raises ConversationRefused for lone surrogates."""
+        """Ids of plain text. Never a control id, whatever the text says. Raises
+        ConversationRefusedError for lone surrogates.
+        """
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ConversationRefused("a text that is not valid Unicode") from None
+            raise ConversationRefusedError("a text that is not valid Unicode") from None
         return tuple(self._plain.encode(text, add_special_tokens=False).ids)
 
     def count_message(self, role: Role, content: str) -> int:
-        """What one message adds to a prompt: `fixed_tokens` + the sum over the messages >= len(prompt_ids(messages))."""
+        """What one message adds to a prompt: `fixed_tokens` + the sum over the messages >=
+        len(prompt_ids(messages)).
+        """
         message = ChatMessage(role=role, content=content)
-        if role == "system":
+        if role is Role.SYSTEM:
             return len(self._ids([message], open_answer=False))
         return len(self._ids([_PINNED, message], open_answer=False)) - self._pinned_tokens
 
     def prompt_ids(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """The whole prompt, up to and including the opening of the assistant's answer. Control ids come from the template alone.
-        Raises ConversationRefused."""
+        """The whole prompt, up to and including the opening of the assistant's answer. Control
+        ids come from the template alone. Raises ConversationRefusedError.
+        """
         return self._ids(messages, open_answer=True)
 
     def _ids(self, messages: Sequence[ChatMessage], *, open_answer: bool) -> tuple[int, ...]:
@@ -90,19 +104,23 @@ class PromptModel:
         )
 
     def _measure_fixed_tokens(self) -> int:
-        """The dearest opening: with the system prompt that the template adds by itself, or without."""
-        first = ChatMessage(role="user", content="a")
-        added = len(self.prompt_ids([first])) - self.count_message("user", "a")
+        """The dearest opening: with the system prompt that the template adds by itself, or
+        without.
+        """
+        first = ChatMessage(role=Role.USER, content="a")
+        added = len(self.prompt_ids([first])) - self.count_message(Role.USER, "a")
         pinned = (
             len(self.prompt_ids([_PINNED, first]))
-            - self.count_message("user", "a")
+            - self.count_message(Role.USER, "a")
             - self._pinned_tokens
         )
         return max(added, pinned)
 
 
 def load_model(name: str) -> PromptModel:
-    """Reads the model's file (0.2 s). Raises UnknownModel, ModelFileMissing, GgufDamaged or VocabularyUnsupported."""
+    """Reads the model's file (0.2 s). Raises UnknownModelError, ModelFileMissingError,
+    GgufDamagedError or VocabularyUnsupportedError.
+    """
     spec = model_spec(name)
     metadata = read_metadata(spec.path())
     vocabulary = read_vocabulary(metadata)

@@ -1,32 +1,35 @@
 """A model's chat template, rendered so that no text can forge a role.
 
-A string prompt would have every control token's name in it read as that token, a user's included. Here control ids come from the template
-alone:
+A string prompt would have every control token's name in it read as that token, a user's included.
+Here control ids come from the template alone:
 
-T1. In each message every look-alike of a control token, and every beginning or end of one at the message's edges, where the template's
-    own text could complete it, is masked by a mark: private-use characters around a nonce that occurs in no message.
-T2. The template is rendered over the masked messages, and the result is split at control tokens: all of these are the template's.
-T3. Each gap is unmasked and encoded by a tokenizer that has no control tokens. Encoding messages apart from the template's text would not
-    give the model's ids: a line break before the text merges with it.
+T1. In each message every look-alike of a control token, and every beginning or end of one at the
+    message's edges, where the template's own text could complete it, is masked by a mark:
+    private-use characters around a nonce that occurs in no message.
+T2. The template is rendered over the masked messages, and the result is split at control tokens:
+    all of these are the template's.
+T3. Each gap is unmasked and encoded by a tokenizer that has no control tokens. Encoding messages
+    apart from the template's text would not give the model's ids: a line break before the text
+    merges with it.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Final, get_args
+from typing import Final
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from infra.models.conversation import ChatMessage, Role
+from infra.models.conversation import ChatMessage
+from schemas.vocabulary import Role
 
 _MARK_OPENS: Final = "\ue000"
 _MARK_CLOSES: Final = "\ue001"
 _NONCE_TRIES_MAX: Final = 8
-_ROLES: Final = frozenset(get_args(Role))
 
 
-class ConversationRefused(ValueError):
+class ConversationRefusedError(ValueError):
     """The template cannot render these messages, or a message is not valid Unicode text."""
 
 
@@ -45,7 +48,9 @@ class ChatTemplate:
         self._look_alike = _look_alike_pattern(names)
 
     def render(self, messages: Sequence[ChatMessage], *, open_answer: bool) -> str:
-        """The prompt as one string, as the engine itself would render it. Text in it can forge a role: never encode it as a whole."""
+        """The prompt as one string, as the engine itself would render it. Text in it can forge a
+        role: never encode it as a whole.
+        """
         return self._render(
             [(message.role, message.content) for message in messages], open_answer=open_answer
         )
@@ -58,12 +63,14 @@ class ChatTemplate:
         encode: Callable[[str], Iterable[int]],
         nonce: str = "",
     ) -> tuple[int, ...]:
-        """The prompt's ids; `encode` must know no control tokens. A `nonce` that is given must occur in no message; by default one is
-        derived from the messages, so the same messages always take the same path. Raises ConversationRefused."""
+        """The prompt's ids; `encode` must know no control tokens. A `nonce` that is given must
+        occur in no message; by default one is derived from the messages, so the same messages
+        always take the same path. Raises ConversationRefusedError.
+        """
         _check(messages)
         opening = _MARK_OPENS + (nonce or _derived_nonce(messages))
         if any(opening in message.content for message in messages):
-            raise ConversationRefused("the nonce occurs in a message")
+            raise ConversationRefusedError("the nonce occurs in a message")
         hidden: list[str] = []
 
         def mask(match: re.Match[str]) -> str:
@@ -85,13 +92,13 @@ class ChatTemplate:
         return tuple(ids)
 
     def _render(self, messages: Sequence[tuple[Role, str]], *, open_answer: bool) -> str:
-        turns = [{"role": role, "content": content} for role, content in messages]
+        turns = [{"role": role.value, "content": content} for role, content in messages]
         try:
             return self._template.render(
                 messages=turns, add_generation_prompt=open_answer, **self._special
             )
         except TemplateError as error:
-            raise ConversationRefused(
+            raise ConversationRefusedError(
                 f"the chat template refuses this conversation: {type(error).__name__}"
             ) from error
 
@@ -112,18 +119,18 @@ def _look_alike_pattern(names: Sequence[str]) -> re.Pattern[str]:
 
 def _check(messages: Sequence[ChatMessage]) -> None:
     if not messages:
-        raise ConversationRefused("a prompt of no messages")
+        raise ConversationRefusedError("a prompt of no messages")
     for message in messages:
-        if message.role not in _ROLES:
-            raise ConversationRefused("a role that is not in the table")
         try:
             message.content.encode()
         except UnicodeEncodeError:
-            raise ConversationRefused("a message that is not valid Unicode text") from None
+            raise ConversationRefusedError("a message that is not valid Unicode text") from None
 
 
 def _derived_nonce(messages: Sequence[ChatMessage]) -> str:
-    """The messages' hash cannot be written inside the messages; the loop is for the assertion's sake."""
+    """The messages' hash cannot be written inside the messages; the loop is for the assertion's
+    sake.
+    """
     for attempt in range(_NONCE_TRIES_MAX):
         digest = blake2b(digest_size=16, salt=attempt.to_bytes(16, "big"))
         for message in messages:

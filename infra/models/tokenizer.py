@@ -1,7 +1,9 @@
-"""A model's vocabulary, and the tokenizers built from it: the ids are those that the engine itself would make.
+"""A model's vocabulary, and the tokenizers built from it: the ids are those that the engine
+itself would make.
 
-Only byte-level BPE is known ("gpt2" in the file). There are two tokenizers: one reads control tokens in text, as the engine does with a
-trusted string; the other has none, so whatever a user writes is plain text to it.
+Only byte-level BPE is known ("gpt2" in the file). There are two tokenizers: one reads control
+tokens in text, as the engine does with a trusted string; the other has none, so whatever a user
+writes is plain text to it.
 """
 
 from collections.abc import Mapping
@@ -31,17 +33,20 @@ _CONTROL_BY_NAME: Final = frozenset(
         "<s>",
     }
 )
-# How this kind of vocabulary splits text before merging. The engine knows more kinds; each has to be tried before it is listed.
+# How this kind of vocabulary splits text before merging. The engine knows more kinds; each has to
+# be tried before it is listed.
 _DIGITS_APART: Final = frozenset({"smollm"})
 
 
-class VocabularyUnsupported(ValueError):
+class VocabularyUnsupportedError(ValueError):
     """The file's kind of vocabulary has not been tried here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """`control_ids` and `user_defined_ids` map a token's text to its id. Neither is ever made by merging."""
+    """`control_ids` and `user_defined_ids` map a token's text to its id. Neither is ever made by
+    merging.
+    """
 
     tokens: tuple[str, ...]
     merges: tuple[tuple[str, str], ...]
@@ -51,19 +56,19 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, GgufValue]) -> Vocabulary:
-    """The vocabulary in a GGUF file's metadata. Raises VocabularyUnsupported."""
+    """The vocabulary in a GGUF file's metadata. Raises VocabularyUnsupportedError."""
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2" or split not in _DIGITS_APART:
-        raise VocabularyUnsupported(f"vocabulary {kind!r} split by {split!r}")
+        raise VocabularyUnsupportedError(f"vocabulary {kind!r} split by {split!r}")
     if metadata.get("tokenizer.ggml.add_bos_token", False) or metadata.get(
         "tokenizer.ggml.add_space_prefix", False
     ):
-        raise VocabularyUnsupported("a vocabulary that adds a token or a space to every text")
+        raise VocabularyUnsupportedError("a vocabulary that adds a token or a space to every text")
     tokens = _texts(metadata, "tokenizer.ggml.tokens")
     merges = tuple(_pair(merge) for merge in _texts(metadata, "tokenizer.ggml.merges"))
     types = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, tuple) or len(types) != len(tokens):
-        raise VocabularyUnsupported("no type for each token")
+        raise VocabularyUnsupportedError("no type for each token")
     control = {
         text: i for i, text in enumerate(tokens) if types[i] == _CONTROL or text in _CONTROL_BY_NAME
     }
@@ -117,7 +122,9 @@ def token_bytes(vocabulary: Vocabulary) -> tuple[bytes, ...]:
 
 @cache
 def _byte_of_char() -> Mapping[str, int]:
-    """Byte-level vocabularies write each byte as one printable character: itself where printable, else the next one from U+0100 on."""
+    """Byte-level vocabularies write each byte as one printable character: itself where printable,
+    else the next one from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return MappingProxyType(
@@ -129,7 +136,7 @@ def _byte_of_char() -> Mapping[str, int]:
 def _texts(metadata: Mapping[str, GgufValue], key: str) -> tuple[str, ...]:
     found = metadata.get(key)
     if not isinstance(found, tuple):
-        raise VocabularyUnsupported(f"no {key}")
+        raise VocabularyUnsupportedError(f"no {key}")
     return tuple(str(item) for item in found)
 
 
