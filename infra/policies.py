@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +29,11 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tiers: dict[Tier, dict[str, object]]
 
 
-def read_policies(path: Path, *, models: Collection[str], changed_by: str) -> LimitsChanged:
-    """The limits in the file at `path` (empty: the packaged one). Raises PolicyError."""
+def read_policies(path: Path, *, models: Mapping[str, int], changed_by: str) -> LimitsChanged:
+    """The limits in the file at `path` (empty: the packaged one). Raises PolicyError.
+
+    `models` are the known models with their context windows (tokens): input and output together must fit.
+    """
     source = path if path != Path() else PACKAGED
     try:
         raw = source.read_bytes()[: POLICY_BYTES_MAX + 1]
@@ -64,7 +67,7 @@ def _tier(tier: Tier, fields: dict[str, object]) -> TierLimits:
         raise PolicyError(f"tiers.{tier.value}: {error}") from error
 
 
-def _check(source: Path, tier: Tier, limits: TierLimits, models: Collection[str]) -> None:
+def _check(source: Path, tier: Tier, limits: TierLimits, models: Mapping[str, int]) -> None:
     bounds = {
         "tokens_per_window": (1, 10**15),
         "open_runs_max": (1, 100_000),
@@ -86,4 +89,9 @@ def _check(source: Path, tier: Tier, limits: TierLimits, models: Collection[str]
             known = ", ".join(sorted(models))
             raise PolicyError(
                 f"{source}: tiers.{tier.value}.models: {model!r} is unknown; known: {known}"
+            )
+        if limits.input_tokens_max + limits.output_tokens_max > models[model]:
+            raise PolicyError(
+                f"{source}: tiers.{tier.value}: input_tokens_max + output_tokens_max exceed the "
+                f"{models[model]} tokens of {model}'s context window"
             )

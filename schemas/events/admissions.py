@@ -28,6 +28,7 @@ class PromptAdmitted(Event, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     deadline_ms: int
+    quota_limited: bool = False
 
 
 class PromptRefused(Event, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ class GenerationRequested(Event, frozen=True, kw_only=True):
     granted_output_tokens: int
     cache_scope: str
     deadline_ms: int
+    quota_limited: bool = False
 
 
 GenerationEvent = GenerationRequested

@@ -7,7 +7,10 @@ from schemas.vocabulary import CancelReason, EndCause, EndWriter, Lane, RefusalR
 
 
 class RunQueued(Event, frozen=True, kw_only=True):
-    """Admission let the run in. `deadline_ms` counts from this record's append time; `wait_ms` is an estimate."""
+    """Admission let the run in. `deadline_ms` counts from this record's append time; `wait_ms` is an estimate.
+
+    `quota_limited`: the quota, not the request, made the grant this short, so reaching it ends the run with `quota_reached`.
+    """
 
     run_id: str
     account_id: str
@@ -22,6 +25,7 @@ class RunQueued(Event, frozen=True, kw_only=True):
     granted_output_tokens: int
     deadline_ms: int
     wait_ms: int = 0
+    quota_limited: bool = False
 
 
 class RunRedirected(Event, frozen=True, kw_only=True):
