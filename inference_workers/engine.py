@@ -18,7 +18,6 @@ E6. No progress for a stated time while busy: the engine is STALLED for good, ev
     with a retryable error, and the process is to end; another worker resumes from the log.
 """
 
-# ruff: noqa: N818 - refusals are named by their reason
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -152,6 +152,7 @@ KNOWN: Final[Mapping[str, Setting]] = {setting.name: setting for setting in (
     # Kafka
     address("KAFKA", "", "An existing cluster; empty: the embedded broker."),
     integer("KAFKA_PORT", 19092, 1, 65535, "Port of the embedded broker, best below 32768."),
+    integer("KAFKA_CONTROLLER_PORT", 0, 0, 65535, "Its controller's; 0: TURNLOG_KAFKA_PORT + 1."),
     integer("KAFKA_HEAP_MB", 384, 128, 65_536, "Heap of the embedded broker."),
     integer("PARTITIONS", 12, 1, 1_024, "Partitions of each topic when it is made."),
     integer("SESSION_MS", 0, 0, 60_000, "Group session; 0: 3000 embedded, 6000 elsewhere."),
@@ -160,6 +161,7 @@ KNOWN: Final[Mapping[str, Setting]] = {setting.name: setting for setting in (
     integer("EDGES", 1, 1, 16, "Edge processes; the i-th listens on TURNLOG_PORT + i."),
     ports("EDGE_PORTS", "The edges' ports instead of TURNLOG_PORT + i, one for each."),
     integer("WORKERS", 1, 0, 64, "Worker processes."),
+    integer("RESTARTS_MAX", 5, 0, 10_000, "Deaths of one part within a minute that are forgiven."),
     text("READY_FILE", "", "Set by the supervisor: the file a process makes when it is ready."),
     text("PART", "", "Set by the supervisor: the name of the part that this process is."),
     # Engines

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from infra.command import up
+
 app = typer.Typer(
     name="turnlog",
     help="Event-sourced LLM chat serving over Kafka.",
@@ -16,6 +18,11 @@ app = typer.Typer(
 @app.callback()
 def turnlog() -> None:
     """Event-sourced LLM chat serving over Kafka."""
+
+
+app.command()(up.up)
+app.command()(up.down)
+app.command()(up.status)
 
 
 @app.command()

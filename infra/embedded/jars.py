@@ -18,10 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import jgo
-import requests
-from jgo.maven import MavenContext
-
 KAFKA_LOCK: Final = Path(__file__).with_name("kafka.lock")
 
 # What each lock is made from. The broker logs nothing without the binding of its logging interface.
@@ -88,15 +84,16 @@ def fetch_jars(
 
 def make_lock(coordinates: Iterable[str], folder: Path) -> str:
     """Resolve coordinates with all that they need at run time; return the text of their lock."""
+    import jgo  # noqa: PLC0415 - see _download
+
     found: dict[str, str] = {}
-    context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT_S)
     for coordinate in coordinates:
         for artifact in jgo.resolve(coordinate):
             name = f"{artifact.groupId}:{artifact.artifactId}"
             if name in found:
                 # The first coordinate decides: it is the server, the others are its additions.
                 continue
-            path = _artifact(context, name, artifact.version).resolve()
+            path = _download(name, artifact.version, folder)
             found[name] = f"{name}:{artifact.version} sha256:{_sha256(path)}"
     return "\n".join(found[name] for name in sorted(found)) + "\n"
 
@@ -108,20 +105,22 @@ def _locked_jar(line: str) -> LockedJar:
     return LockedJar(group=group, artifact=artifact, version=version, sha256=sha256)
 
 
-def _artifact(context: MavenContext, name: str, version: str):  # type: ignore[no-untyped-def]
+def _download(name: str, version: str, folder: Path) -> Path:
+    """Download `group:artifact` into a repository folder; raise what the resolver raises."""
+    # Half a second of imports that a start with all jars at hand does not need.
+    from jgo.maven import MavenContext  # noqa: PLC0415
+
     group, artifact = name.split(":")
-    return context.project(group, artifact).at_version(version).artifact()
+    context = MavenContext(repo_cache=folder, local_repos=[], timeout=DOWNLOAD_TIMEOUT_S)
+    return Path(context.project(group, artifact).at_version(version).artifact().resolve())
 
 
 def _fetch(jar: LockedJar, scratch: Path, folder: Path) -> None:
     for attempt in range(1, DOWNLOAD_TRIES_MAX + 1):
-        # A fresh folder a try: what a broken download left must not be taken for the jar.
-        context = MavenContext(
-            repo_cache=scratch / f"try{attempt}", local_repos=[], timeout=DOWNLOAD_TIMEOUT_S
-        )
         try:
-            path = Path(_artifact(context, f"{jar.group}:{jar.artifact}", jar.version).resolve())
-        except (requests.RequestException, RuntimeError, OSError) as error:
+            # A fresh folder a try: what a broken download left must not be taken for the jar.
+            path = _download(f"{jar.group}:{jar.artifact}", jar.version, scratch / f"try{attempt}")
+        except (RuntimeError, OSError) as error:  # What requests raises is an OSError.
             if attempt == DOWNLOAD_TRIES_MAX:
                 reason = type(error).__name__
                 raise JarError(

@@ -1,0 +1,144 @@
+"""`turnlog up`, `down` and `status`: the life of one system, seen from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from infra.command.topics import TopicPlanError, apply_topics
+from infra.embedded.jars import JarError
+from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
+from infra.models.registry import MODELS
+from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
+from infra.supervisor.home import (
+    HomeInUseError,
+    SystemState,
+    end_leftovers,
+    is_locked,
+    live_process,
+    locked_home,
+    read_state,
+)
+from infra.supervisor.plan import UpSettings, broker_plan, planned_parts
+from infra.supervisor.supervise import NAME_WIDTH, Supervisor, say
+
+EXISTING_CLUSTER_WAIT_S: Final = 15.0
+DOWN_WAIT_S: Final = 15.0
+DOWN_POLL_S: Final = 0.05
+MIB: Final = 1024 * 1024
+
+
+def up() -> None:
+    """Start the whole system in the foreground; Ctrl-C or SIGTERM drains and stops it."""
+    settings = read_settings_or_exit(UpSettings)
+    try:
+        with locked_home(settings.home):
+            raise SystemExit(_run(settings))
+    except (HomeInUseError, BrokerError, JarError, SettingsError, OSError) as error:
+        exit_with_usage_error(str(error))
+
+
+def down() -> None:
+    """Stop the system of this home, from another terminal."""
+    settings = read_settings_or_exit(UpSettings)
+    state = read_state(settings.home)
+    supervisor = (
+        live_process(state.supervisor_pid, state.supervisor_created_s)
+        if state is not None
+        else None
+    )
+    if supervisor is None:
+        ended = end_leftovers(settings.home) if not is_locked(settings.home) else ()
+        typer.echo(f"Nothing runs in {settings.home}." if not ended else _ended_line(ended))
+        return
+    supervisor.terminate()
+    try:
+        supervisor.wait(timeout=DOWN_WAIT_S)
+    except psutil.TimeoutExpired:
+        typer.echo(f"turnlog: pid {supervisor.pid} did not stop in {DOWN_WAIT_S:g} s", err=True)
+        raise SystemExit(1) from None
+    typer.echo("Stopped.")
+
+
+def status() -> None:
+    """Show the processes of this home's system; exit 3 when none runs, 4 while it is starting."""
+    settings = read_settings_or_exit(UpSettings)
+    state = read_state(settings.home)
+    if state is None or live_process(state.supervisor_pid, state.supervisor_created_s) is None:
+        typer.echo(f"Nothing runs in {settings.home}.")
+        raise SystemExit(3)
+    Console().print(_table(state))
+    typer.echo(f"Kafka {state.kafka}; " + ", ".join(state.urls))
+    if not state.ready:
+        typer.echo("Starting.")
+        raise SystemExit(4)
+
+
+def _run(settings: UpSettings) -> int:
+    ended = end_leftovers(settings.home)
+    if ended:
+        say(_ended_line(ended))
+    ports = settings.ports
+    broker: BrokerCommand | None = None
+    if not settings.kafka:
+        broker = prepare_broker(
+            broker_plan(settings), progress=lambda line: say(f"{'kafka':<{NAME_WIDTH}} {line}")
+        )
+
+    async def topics() -> str:
+        if broker is None:
+            await wait_until_serving(settings.bootstrap, deadline_s=EXISTING_CLUSTER_WAIT_S)
+        try:
+            done = await apply_topics(
+                settings.bootstrap, models=tuple(MODELS), partitions=settings.partitions
+            )
+        except TopicPlanError as error:
+            raise RuntimeError(str(error)) from error
+        if done.empty:
+            return "as planned"
+        return f"{len(done.create)} made, {len(done.configure)} changed"
+
+    supervisor = Supervisor(
+        home=settings.home,
+        plans=planned_parts(settings, broker),
+        kafka=settings.bootstrap,
+        urls=settings.urls,
+        forgiven_max=settings.restarts_max,
+        after_broker=topics,
+    )
+    say(f"{'turnlog':<{NAME_WIDTH}} home {settings.home}, ports {', '.join(map(str, ports))}")
+    return asyncio.run(supervisor.run())
+
+
+def _ended_line(ended: tuple[str, ...]) -> str:
+    return "Ended what an earlier run left behind: " + ", ".join(ended) + "."
+
+
+def _table(state: SystemState) -> Table:
+    table = Table("part", "pid", "up for", "ready", "restarts", "port", "MiB", box=None)
+    total = 0
+    for part in state.parts:
+        process = live_process(part.pid, part.created_s)
+        rss = process.memory_info().rss if process is not None else 0
+        total += rss
+        seconds = int(time.time() - part.started_at_s)
+        table.add_row(
+            part.name,
+            str(part.pid),
+            f"{seconds // 60} min {seconds % 60} s",
+            "yes" if part.ready else "no",
+            str(part.restarts),
+            str(part.port or ""),
+            str(rss // MIB) if process is not None else "gone",
+        )
+    supervisor = live_process(state.supervisor_pid, state.supervisor_created_s)
+    rss = supervisor.memory_info().rss if supervisor is not None else 0
+    table.add_row("supervisor", str(state.supervisor_pid), "", "", "", "", str(rss // MIB))
+    table.add_row("all", "", "", "", "", "", str((total + rss) // MIB))
+    return table

@@ -1,0 +1,175 @@
+"""What one system keeps about itself in its home: the lock of its supervisor and its state file.
+
+The state file `supervisor.json` names every process with its pid and its time of creation, which
+together identify it: a pid alone may long be somebody else's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+STATE_NAME: Final = "supervisor.json"
+LOCK_NAME: Final = "supervisor.lock"
+LEFTOVER_TERM_S: Final = 8.0
+LEFTOVER_KILL_S: Final = 2.0
+SAME_PROCESS_S: Final = 0.05
+
+
+class HomeInUseError(RuntimeError):
+    """Another supervisor has this home. The message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessState:
+    """One process. `created_s` is the kernel's time of its creation, in seconds of the epoch."""
+
+    name: str
+    pid: int
+    created_s: float
+    started_at_s: float
+    ready: bool
+    restarts: int
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemState:
+    """The whole: `ready` once every part has been ready."""
+
+    supervisor_pid: int
+    supervisor_created_s: float
+    started_at_s: float
+    ready: bool
+    kafka: str
+    urls: tuple[str, ...]
+    parts: tuple[ProcessState, ...]
+
+
+@contextmanager
+def locked_home(home: Path) -> Iterator[None]:
+    """Hold the home for this process; raise HomeInUseError when another one holds it."""
+    home.mkdir(parents=True, exist_ok=True)
+    # Never inherited by a child: the kernel gives it back when this process dies, however it dies.
+    with (home / LOCK_NAME).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            state = read_state(home)
+            by = f" (pid {state.supervisor_pid})" if state else ""
+            raise HomeInUseError(
+                f"{home} is in use by a running system{by}; stop it with `turnlog down` "
+                "or set TURNLOG_HOME to another folder"
+            ) from None
+        yield
+
+
+def is_locked(home: Path) -> bool:
+    """Whether a supervisor holds this home now."""
+    path = home / LOCK_NAME
+    if not path.exists():
+        return False
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def write_state(home: Path, state: SystemState) -> None:
+    """Replace the state file as a whole: a reader sees the old one or the new one."""
+    scratch = home / f"{STATE_NAME}.new"
+    scratch.write_text(json.dumps(asdict(state), indent=1), "utf-8")
+    scratch.replace(home / STATE_NAME)
+
+
+def read_state(home: Path) -> SystemState | None:
+    """The last state that was written; None where there is none that can be read."""
+    try:
+        raw: dict[str, Any] = json.loads((home / STATE_NAME).read_text("utf-8"))
+        parts = tuple(ProcessState(**part) for part in raw.pop("parts"))
+        return SystemState(**{**raw, "urls": tuple(raw["urls"]), "parts": parts})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget_state(home: Path) -> None:
+    """Remove the state file: nothing runs any more."""
+    (home / STATE_NAME).unlink(missing_ok=True)
+
+
+def created_s(pid: int) -> float:
+    """When the kernel made this process; 0.0 when it is gone already."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def live_process(pid: int, created: float) -> psutil.Process | None:
+    """The process with this pid, if it is still the one that was created then."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - created) < SAME_PROCESS_S
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def end_leftovers(home: Path) -> tuple[str, ...]:
+    """End what a supervisor that was killed left behind; return the names of the parts ended.
+
+    The tie of each part has already sent SIGTERM; this waits for it, and ends with SIGKILL what
+    does not go, for example because it is stopped. Call it with the home locked.
+    """
+    state = read_state(home)
+    if state is None:
+        return ()
+    found = {
+        part.name: process
+        for part in state.parts
+        if (process := live_process(part.pid, part.created_s)) is not None
+    }
+    _end(list(found.values()))
+    forget_state(home)
+    return tuple(found)
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=LEFTOVER_TERM_S)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=LEFTOVER_KILL_S)
+
+
+def own_state(
+    *,
+    started_at_s: float,
+    ready: bool,
+    kafka: str,
+    urls: Sequence[str],
+    parts: Sequence[ProcessState],
+) -> SystemState:
+    """The state of the system that this process supervises."""
+    return SystemState(
+        supervisor_pid=os.getpid(),
+        supervisor_created_s=created_s(os.getpid()),
+        started_at_s=started_at_s,
+        ready=ready,
+        kafka=kafka,
+        urls=tuple(urls),
+        parts=tuple(parts),
+    )

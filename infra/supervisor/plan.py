@@ -1,0 +1,162 @@
+"""From settings to the parts of a system: which processes, with which environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from infra.embedded.kafka import BrokerCommand, BrokerPlan, require_free_port, wait_until_serving
+from infra.settings import (
+    SettingsError,
+    cache_folder,
+    group_session_ms,
+    kafka_bootstrap,
+)
+from infra.supervisor.part import START_DEADLINE_S, PartPlan, Phase
+
+PROCESSORS: Final = {
+    "admission": "processors.admission_app",
+    "context": "processors.context_app",
+    "recorder": "processors.recorder",
+    "projector": "processors.projector",
+}
+WORKER_MODULE: Final = "inference_workers.worker"
+EDGE_MODULE: Final = "edge.server"
+PORT_MAX: Final = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """What `turnlog up` needs to know; every process reads its own beside it."""
+
+    home: Path
+    cache: Path
+    kafka: str
+    kafka_port: int
+    kafka_controller_port: int
+    kafka_heap_mb: int
+    session_ms: int
+    partitions: int
+    port: int
+    edges: int
+    edge_ports: tuple[int, ...]
+    workers: int
+    restarts_max: int
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the processes find Kafka."""
+        return kafka_bootstrap(kafka=self.kafka, kafka_port=self.kafka_port)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The port of each edge. Raises SettingsError where they do not fit."""
+        ports = self.edge_ports or tuple(self.port + i for i in range(self.edges))
+        if len(ports) != self.edges:
+            raise SettingsError(
+                f"TURNLOG_EDGE_PORTS names {len(ports)} ports for {self.edges} edges (TURNLOG_EDGES)"
+            )
+        if ports[-1] > PORT_MAX:
+            raise SettingsError(f"TURNLOG_PORT + TURNLOG_EDGES passes {PORT_MAX}")
+        return ports
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where each edge serves."""
+        return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
+
+
+def broker_plan(settings: UpSettings) -> BrokerPlan:
+    """The embedded broker of this system."""
+    return BrokerPlan(
+        data=settings.home / "kafka",
+        logs=settings.home / "logs",
+        jars=cache_folder(cache=settings.cache, home=settings.home) / "kafka",
+        port=settings.kafka_port,
+        controller_port=settings.kafka_controller_port or settings.kafka_port + 1,
+        heap_mb=settings.kafka_heap_mb,
+    )
+
+
+def planned_parts(settings: UpSettings, broker: BrokerCommand | None) -> tuple[PartPlan, ...]:
+    """Every part, in no order. Raises BrokerError or SettingsError where a port does not fit."""
+    parts: list[PartPlan] = []
+    if broker is not None:
+        parts.append(_broker_part(settings, broker))
+    make = _PythonParts(settings=settings)
+    parts.extend(make.part(name, module, Phase.PROCESSOR) for name, module in PROCESSORS.items())
+    parts.extend(
+        make.part(f"worker-{i}", WORKER_MODULE, Phase.WORKER) for i in range(settings.workers)
+    )
+    for i, port in enumerate(settings.ports):
+        require_free_port(port, "TURNLOG_PORT")
+        parts.append(
+            make.part(
+                f"edge-{i}", EDGE_MODULE, Phase.EDGE, port=port, environ={"TURNLOG_PORT": str(port)}
+            )
+        )
+    return tuple(part for part in parts if part.argv[1] != "-m" or _exists(part.argv[2]))
+
+
+def _exists(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _broker_part(settings: UpSettings, broker: BrokerCommand) -> PartPlan:
+    async def probe() -> None:
+        await wait_until_serving(broker.bootstrap, deadline_s=START_DEADLINE_S)
+
+    return PartPlan(
+        name="kafka",
+        argv=broker.argv,
+        phase=Phase.BROKER,
+        # What the broker logs goes to kafka.log; here is what the Java runtime says.
+        log=settings.home / "logs" / "kafka.out",
+        ready_file=settings.home / "run" / "kafka.ready",
+        port=settings.kafka_port,
+        probe=probe,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PythonParts:
+    settings: UpSettings
+    shared: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        session_ms = group_session_ms(session_ms=settings.session_ms, kafka=settings.kafka)
+        object.__setattr__(
+            self,
+            "shared",
+            {
+                "TURNLOG_HOME": str(settings.home),
+                "TURNLOG_KAFKA": settings.bootstrap,
+                "TURNLOG_SESSION_MS": str(session_ms),
+                # A crash in native code (the engine, the codecs) leaves its place in the log.
+                "PYTHONFAULTHANDLER": "1",
+            },
+        )
+
+    def part(
+        self,
+        name: str,
+        module: str,
+        phase: Phase,
+        *,
+        port: int | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> PartPlan:
+        return PartPlan(
+            name=name,
+            argv=(sys.executable, "-m", module),
+            phase=phase,
+            log=self.settings.home / "logs" / f"{name}.log",
+            ready_file=self.settings.home / "run" / f"{name}.ready",
+            environ={**self.shared, "TURNLOG_PART": name, **(environ or {})},
+            port=port,
+        )
