@@ -142,9 +142,14 @@ def decode(topic: Topic, headers: Iterable[tuple[str, bytes]], value: bytes | No
     try:
         event = _DECODER[kind].decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # msgspec names the path and the expected type, never the value.
-        raise Undecodable(f"{kind.__name__}: {error}") from error
+        raise Undecodable(f"{kind.__name__}: {_without_content(str(error))}") from error
     return Envelope(event=event, event_id=event_id, cause_id=cause_id, trace=trace)
+
+
+def _without_content(reason: str) -> str:
+    """msgspec names the path and the expected type; of an enum it also quotes the value, which may be anything."""
+    what, at, path = reason.partition(" - at ")
+    return ("unknown word" if what.startswith("Invalid enum value") else what) + at + path
 
 
 assert all(kind in SCHEMA_OF for topic in FIXED for kind in topic.events), "every event is coded"
