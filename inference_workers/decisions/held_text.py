@@ -1,0 +1,155 @@
+"""Decides which text of an answer may be said, and which is held back.
+
+An engine makes pieces: the bytes of one token or of a few. The rules:
+
+H1. What is said ends where a piece ended, and is whole characters: half a character is held.
+H2. No part of a stop string is ever said: text that may be the beginning of one is held until it
+    is clear, together with the rest of its piece.
+H3. At the earliest stop string everything before it is said and nothing after. The piece that it
+    begins in counts if some of its text was said; its ids are then not exact.
+H4. At the end without a stop string all whole characters are said. Half a character is dropped
+    with the tokens that say nothing else: they are in no count.
+H5. Ids are exact until a piece comes without them, and never again after it.
+H6. Every release counts at least one token and has some text.
+
+Bytes, not characters, are searched: no UTF-8 text occurs in another except at a character.
+"""
+
+from codecs import utf_8_decode
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """`count` tokens that say `data`; `ids` None where they are not known exactly."""
+
+    data: bytes
+    ids: tuple[int, ...] | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldText:
+    """What is held back. `index` is the number of tokens already said in the whole answer."""
+
+    stop: tuple[bytes, ...] = ()
+    index: int = 0
+    pieces: tuple[Piece, ...] = ()
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Text to be said now: `count` tokens, the first of which has `index`."""
+
+    text: str
+    ids: tuple[int, ...] | None
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The outcome of one piece. With `stop_match` the answer is over."""
+
+    held: HeldText
+    release: Release | None = None
+    stop_match: str | None = None
+
+
+def hold_nothing(*, stop: tuple[str, ...], index: int, exact: bool) -> HeldText:
+    """The state before the first piece of an attempt."""
+    return HeldText(stop=tuple(text.encode() for text in stop), index=index, exact=exact)
+
+
+def hear(held: HeldText, piece: Piece) -> Heard:
+    """Take the next piece."""
+    if not held.pieces and not held.stop and piece.data.isascii() and piece.data:
+        return _said(held, (piece,), rest=())  # By far the commonest case, and nothing to search.
+    pieces = (*held.pieces, piece)
+    data = b"".join(each.data for each in pieces)
+    match = _earliest_stop(data, held.stop)
+    if match is not None:
+        at, stop = match
+        heard = _said_until(held, pieces, data, at)
+        return replace(heard, stop_match=stop.decode())
+    limit = min(_whole_until(data), _stop_may_begin_at(data, held.stop))
+    kept, end = 0, 0
+    for place, each in enumerate(pieces, start=1):
+        end += len(each.data)
+        if end > limit:
+            break
+        if _between_characters(data, end):
+            kept = place
+    if not any(each.data for each in pieces[:kept]):
+        return Heard(held=replace(held, pieces=pieces))
+    return _said(held, pieces[:kept], rest=pieces[kept:])
+
+
+def end(held: HeldText) -> Heard:
+    """No more pieces come. H4."""
+    data = b"".join(each.data for each in held.pieces)
+    return _said_until(held, held.pieces, data, _whole_until(data))
+
+
+def _said(held: HeldText, pieces: tuple[Piece, ...], *, rest: tuple[Piece, ...]) -> Heard:
+    """Say whole pieces. Where only some of them have exact ids, none are given: H5."""
+    exact = held.exact and all(each.ids is not None for each in pieces)
+    count = sum(each.count for each in pieces)
+    release = Release(
+        text=b"".join(each.data for each in pieces).decode("utf-8", "replace"),
+        ids=tuple(i for each in pieces for i in each.ids or ()) if exact else None,
+        index=held.index,
+        count=count,
+    )
+    assert count >= 1, "H6: a release without a token"
+    assert release.ids is None or len(release.ids) == count, "as many ids as tokens"
+    return Heard(
+        held=HeldText(stop=held.stop, index=held.index + count, pieces=rest, exact=exact),
+        release=release,
+    )
+
+
+def _said_until(held: HeldText, pieces: tuple[Piece, ...], data: bytes, until: int) -> Heard:
+    """Say exactly data[:until], in the middle of a piece if need be, and drop the rest."""
+    said: list[Piece] = []
+    end_of_said = 0
+    for piece in pieces:
+        if end_of_said >= until:
+            break
+        stays = piece.data[: until - end_of_said]
+        exact = len(stays) == len(piece.data)
+        said.append(piece if exact else replace(piece, data=stays, ids=None))
+        end_of_said += len(stays)
+    if not any(piece.data for piece in said):
+        return Heard(held=replace(held, pieces=()))
+    return _said(held, tuple(said), rest=())
+
+
+def _earliest_stop(data: bytes, stop: tuple[bytes, ...]) -> tuple[int, bytes] | None:
+    """Where the first stop string begins, and which; of two at one place the longer."""
+    found = [(data.find(text), -len(text), text) for text in stop if text in data]
+    if not found:
+        return None
+    at, _, text = min(found)
+    return at, text
+
+
+def _stop_may_begin_at(data: bytes, stop: tuple[bytes, ...]) -> int:
+    """Where the longest end of data begins that is the beginning of a stop string; else len."""
+    longest = 0
+    for text in stop:
+        for size in range(min(len(text) - 1, len(data)), longest, -1):
+            if data.endswith(text[:size]):
+                longest = size
+                break
+    return len(data) - longest
+
+
+def _whole_until(data: bytes) -> int:
+    """Bytes up to the last whole character. Bytes that can never be one count as whole."""
+    return utf_8_decode(data, "replace", False)[1]
+
+
+def _between_characters(data: bytes, at: int) -> bool:
+    return at == len(data) or data[at] & 0xC0 != 0x80

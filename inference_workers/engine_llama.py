@@ -1,0 +1,407 @@
+"""The embedded engine: llama.cpp's server inside this process, spoken to through its loopback port.
+
+What was found by trying it, and what follows:
+- A string prompt has control-token look-alikes read in it, so only ids are sent.
+- A request outlives its client while it is queued inside the engine, so each is given a slot of its
+  own that is known to be free, and is closed only once the engine has begun it.
+- Closing a connection frees its slot within a batch or two; `/slots` says when.
+- An incomplete character is not sent, and then only its last id: the others are found from the
+  bytes where there is one way, else the ids are not exact from there on.
+- Running out of context looks like reaching the limit, so the totals are compared.
+- Stop strings are searched here, not there: one rule for every engine, at token boundaries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import msgspec
+import xllamacpp
+
+from inference_workers.decisions.held_text import Piece
+from inference_workers.decisions.lost_ids import lost_ids
+from inference_workers.engine import (
+    Dead,
+    EndReason,
+    EngineCaps,
+    EngineHealth,
+    EngineLoad,
+    EngineStream,
+    GenRequest,
+)
+from inference_workers.loopback_http import LoopbackCall, LoopbackPort
+from inference_workers.slot_book import (
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+    Seat,
+    SlotBook,
+)
+from infra.models import ModelSpec, PromptModel, model_spec
+from infra.models.tokenizer import token_bytes
+
+_ASK_TIMEOUT_S: Final = 30.0
+_CONFIRM_POLL_S: Final = 0.02
+_CONFIRM_AT_CLOSE_S: Final = 3.0
+_SERVER_ERROR: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSettings:
+    """One thread, because two spin against a busy broker and become slower than one. Small batches,
+    because a cancel is seen between two batches. Each slot has the model's whole window."""
+
+    model: str = "smollm2-135m"
+    slots: int = 4
+    threads: int = 1
+    batch_tokens: int = 128
+    cache_ram_mib: int = 64
+    # A batch takes 1 s on an idle core and many on a busy one.
+    stalled_after_s: float = 30.0
+
+
+class _Progress(msgspec.Struct):
+    cache: int = 0
+
+
+class _Event(msgspec.Struct):
+    """The fields that are read of one event of `/completion`."""
+
+    content: str = ""
+    tokens: tuple[int, ...] = ()
+    stop: bool = False
+    tokens_predicted: int = 0
+    stop_type: str = "none"
+    prompt_progress: _Progress | None = None
+    error: dict[str, Any] | None = None
+
+
+class _Slot(msgspec.Struct):
+    id: int
+    is_processing: bool
+
+
+_event: Final = msgspec.json.Decoder(_Event)
+_slots: Final = msgspec.json.Decoder(list[_Slot])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What a slot's cache holds from its last request, and for whom."""
+
+    scope: str = ""
+    ids: tuple[int, ...] = ()
+    used: int = 0
+
+
+class LlamaEngine:
+    """The Engine protocol over one embedded server."""
+
+    def __init__(self, settings: LlamaSettings, model: PromptModel) -> None:
+        self._settings = settings
+        self._spec = model_spec(settings.model)
+        self._model = model
+        self._token_bytes = token_bytes(model.vocabulary)
+        self._id_of = {data: i for i, data in enumerate(self._token_bytes) if data}
+        caps = EngineCaps(
+            model=settings.model,
+            slots=settings.slots,
+            context_window=self._spec.context_window,
+            stop_strings_max=STOP_STRINGS_MAX,
+            stop_string_chars_max=STOP_STRING_CHARS_MAX,
+        )
+        self._book = SlotBook(caps, stalled_after_s=settings.stalled_after_s)
+        self._kept = [_Kept() for _ in range(settings.slots)]
+        self._uses = 0
+        self._tasks = asyncio.TaskGroup()
+        self._watch: asyncio.Task[None] | None = None
+        self._server: Any = None
+        self._port: LoopbackPort | None = None
+
+    @property
+    def caps(self) -> EngineCaps:
+        return self._book.caps
+
+    @property
+    def port(self) -> LoopbackPort:
+        """The server's own port. Raises Dead before the start."""
+        if self._port is None:
+            raise Dead("the engine has not started")
+        return self._port
+
+    async def __aenter__(self) -> Self:
+        key = secrets.token_urlsafe(24)
+        self._server = await asyncio.to_thread(_start_server, self._settings, self._spec, key)
+        address = urlsplit(self._server.listening_address)
+        assert address.hostname is not None
+        assert address.port is not None
+        self._port = LoopbackPort(host=address.hostname, port=address.port, key=key)
+        await self._tasks.__aenter__()
+        self._book.ready()
+        self._watch = self._tasks.create_task(self._book.watch())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close(drain_s=0)
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def close(self, *, drain_s: float) -> None:
+        await self._book.drain(drain_s=drain_s, confirm_s=_CONFIRM_AT_CLOSE_S)
+        if self._watch is not None:
+            self._watch.cancel()
+        server, self._server = self._server, None
+        if server is not None:
+            await asyncio.to_thread(_Ending(server).let_go)
+
+    def submit(self, request: GenRequest) -> EngineStream:
+        fed = request.prompt_ids + self._emitted(request)
+        slot, shares = self._best_slot(request, fed)
+        seat = self._book.take(request, slot=slot, fed_tokens=len(fed))
+        self._uses += 1
+        self._kept[seat.slot] = _Kept(scope=request.cache_scope, ids=fed, used=self._uses)
+        self._tasks.create_task(self._generate(seat, fed, reuse=shares))
+        return seat.stream
+
+    def cancel(self, request_id: str) -> bool:
+        return self._book.cancel(request_id)
+
+    def load(self) -> EngineLoad:
+        return self._book.load()
+
+    def health(self) -> EngineHealth:
+        return self._book.health
+
+    async def wait_failed(self) -> EngineHealth:
+        return await self._book.wait_failed()
+
+    def _emitted(self, request: GenRequest) -> tuple[int, ...]:
+        """E4: the ids, or where they are not exact the text's."""
+        if request.emitted_ids is not None:
+            return request.emitted_ids
+        return self._model.encode_text(request.emitted_text)
+
+    def _best_slot(self, request: GenRequest, fed: tuple[int, ...]) -> tuple[int | None, bool]:
+        """The free slot whose cache shares most with the request, and whether it may be reused:
+        never across scopes, since the time to the first token would tell what another asked."""
+        best: tuple[int, int, int] | None = None
+        for slot in self._book.free_slots:
+            kept = self._kept[slot]
+            same = kept.scope == request.cache_scope
+            shared = _shared_prefix(kept.ids, fed) if same else 0
+            rank = (shared, -kept.used, slot)
+            if best is None or rank > best:
+                best = rank
+        if best is None:
+            return None, False
+        return best[2], best[0] > 0
+
+    async def _generate(self, seat: Seat, fed: tuple[int, ...], *, reuse: bool) -> None:
+        listener = _Listener(seat, self._token_bytes, self._id_of)
+        body = msgspec.json.encode(self._ask_for(seat, fed, reuse=reuse))
+        try:
+            call = await self.port.open("/completion", body, listener.hear)
+        except OSError as error:
+            self._book.fail(EngineHealth.DEAD, f"the engine's port: {type(error).__name__}")
+            return
+        listener.attach(call)
+        complete = await call.done
+        if listener.finished:
+            self._remember(seat, listener)
+            return
+        if not complete or call.status != 200:
+            listener.cut_off(complete=complete)
+            await self._confirm_free(seat)
+            return
+        seat.ended(EndReason.ERROR, retryable=True, detail="the stream had no last event")
+        await self._confirm_free(seat)
+
+    async def _confirm_free(self, seat: Seat) -> None:
+        """Wait until the engine itself says so; the watchdog bounds it."""
+        while self._book.health in {EngineHealth.READY, EngineHealth.CLOSED}:
+            try:
+                status, body = await self.port.ask("/slots", timeout_s=_ASK_TIMEOUT_S)
+            except OSError as error:
+                self._book.fail(EngineHealth.DEAD, f"the engine's port: {type(error).__name__}")
+                return
+            busy = status != 200 or any(
+                slot.is_processing for slot in _slots.decode(body) if slot.id == seat.slot
+            )
+            if not busy:
+                seat.freed()
+                return
+            await asyncio.sleep(_CONFIRM_POLL_S)
+
+    def _remember(self, seat: Seat, listener: _Listener) -> None:
+        kept = self._kept[seat.slot]
+        self._kept[seat.slot] = _Kept(
+            scope=kept.scope, ids=kept.ids + tuple(listener.ids), used=kept.used
+        )
+
+    def _ask_for(self, seat: Seat, fed: tuple[int, ...], *, reuse: bool) -> Mapping[str, Any]:
+        sampling = seat.request.sampling
+        warm = sampling.temperature
+        return {
+            "prompt": fed,
+            "id_slot": seat.slot,
+            "n_predict": seat.request.max_new_tokens,
+            "stream": True,
+            "return_tokens": True,
+            "return_progress": True,
+            "cache_prompt": reuse,
+            "temperature": self._spec.temperature_default if warm is None else warm,
+            "top_p": self._spec.top_p_default if sampling.top_p is None else sampling.top_p,
+            "seed": -1 if sampling.seed is None else sampling.seed,
+        }
+
+
+class _Listener:
+    """Turns the events of one call into the seat's pieces and end."""
+
+    def __init__(self, seat: Seat, bytes_of: tuple[bytes, ...], id_of: Mapping[bytes, int]) -> None:
+        self.finished = False
+        self.ids: list[int] = []
+        self._seat = seat
+        self._bytes_of = bytes_of
+        self._id_of = id_of
+        self._call: LoopbackCall | None = None
+        self._begun = False
+        self._made = 0
+
+    def attach(self, call: LoopbackCall) -> None:
+        self._call = call
+        self._seat.when_over(self._close_if_begun)
+
+    def hear(self, data: bytes) -> None:
+        """One event. Not JSON of that shape: the engine is not the one that was tried; it
+        raises.
+        """
+        event = _event.decode(data)
+        self._begun = True
+        if event.stop and event.error is None:
+            self._end(event)
+        elif self._seat.over:
+            self._close_if_begun()
+        elif event.error is not None:
+            self._refused(event.error)
+        elif event.prompt_progress is not None:
+            self._seat.prefilled(cached=event.prompt_progress.cache)
+        else:
+            self._piece(event)
+
+    def cut_off(self, *, complete: bool) -> None:
+        """The call ended without a last event, which the seat may have wanted."""
+        if self._seat.over:
+            return
+        call = self._call
+        status = call.status if call is not None else 0
+        kind = _error_type(call.body) if call is not None and complete else "cut off"
+        self._seat.ended(
+            EndReason.ERROR,
+            retryable=not complete or status >= _SERVER_ERROR,
+            detail=f"the engine answered {status}, {kind}",
+        )
+
+    def _close_if_begun(self) -> None:
+        """A request that the engine has not begun would outlive its connection: wait for its first
+        event, which comes with its first batch."""
+        if self._begun and self._call is not None and not self.finished:
+            self._call.abort()
+
+    def _piece(self, event: _Event) -> None:
+        count = event.tokens_predicted - self._made
+        if count < 1:
+            return
+        self._made = event.tokens_predicted
+        data = event.content.encode()
+        ids = self._exact_ids(data, event.tokens, count)
+        self.ids.extend(ids or ())
+        self._seat.made(Piece(data=data, ids=ids, count=count))
+
+    def _exact_ids(
+        self, data: bytes, tokens: tuple[int, ...], count: int
+    ) -> tuple[int, ...] | None:
+        if len(tokens) == count:
+            return tokens
+        if len(tokens) != 1:
+            return None
+        last = self._bytes_of[tokens[0]]
+        if not last or not data.endswith(last):
+            return None
+        missing = data[: -len(last)]
+        before = lost_ids(missing=missing, count=count - 1, id_of=self._id_of)
+        return None if before is None else (*before, tokens[0])
+
+    def _end(self, event: _Event) -> None:
+        """The engine lets go of the slot right after this event, before it looks at its queue."""
+        self.finished = True
+        reason = EndReason.STOP
+        if event.stop_type == "limit":
+            full = event.tokens_predicted < self._seat.request.max_new_tokens
+            reason = EndReason.CONTEXT_FULL if full else EndReason.LENGTH
+        self._seat.ended(reason, generated=event.tokens_predicted)
+        self._seat.freed()
+
+    def _refused(self, error: Mapping[str, Any]) -> None:
+        code = error.get("code")
+        again = not isinstance(code, int) or code >= _SERVER_ERROR
+        detail = f"the engine's error {code}, {error.get('type')}"
+        self._seat.ended(EndReason.ERROR, retryable=again, detail=detail)
+
+
+class _Ending:
+    """Holds the last reference to the server, so that its slow end happens in a thread."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def let_go(self) -> None:
+        del self._server
+
+
+def _start_server(settings: LlamaSettings, spec: ModelSpec, key: str) -> Any:
+    """Load the model and open the port: about 1 s, in a thread."""
+    params = xllamacpp.CommonParams()
+    params.model.path = str(spec.path())
+    params.n_parallel = settings.slots
+    params.n_ctx = settings.slots * spec.context_window
+    params.n_batch = params.n_ubatch = settings.batch_tokens
+    params.cpuparams.n_threads = settings.threads
+    params.cpuparams_batch.n_threads = settings.threads
+    params.cache_ram_mib = settings.cache_ram_mib
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.api_keys = [key]
+    params.endpoint_slots = True
+    params.ui = False
+    params.verbosity = -1
+    return xllamacpp.Server(params)
+
+
+def _shared_prefix(kept: tuple[int, ...], fed: tuple[int, ...]) -> int:
+    """Length of the common beginning, found by halving: comparing slices is quick."""
+    low, high = 0, min(len(kept), len(fed))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if kept[low:middle] == fed[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _error_type(body: bytes) -> str:
+    try:
+        error = msgspec.json.decode(body).get("error", {})
+        return str(error.get("type", "unknown"))
+    except (msgspec.DecodeError, AttributeError):
+        return "unknown"
