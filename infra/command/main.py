@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from infra.command import up
+from infra.command import topics_command, up
 
 app = typer.Typer(
     name="turnlog",
@@ -20,6 +20,7 @@ def turnlog() -> None:
     """Event-sourced LLM chat serving over Kafka."""
 
 
+app.add_typer(topics_command.topics, name="topics")
 app.command()(up.up)
 app.command()(up.down)
 app.command()(up.status)
