@@ -79,6 +79,10 @@ class BadCursor(ValueError):
     """The cursor was not made by this listing."""
 
 
+class HistoryUnavailable(TimeoutError):
+    """The store did not answer in time, or cannot. The message is one line and holds no row."""
+
+
 class History(Protocol):
     """Reading. Every call answers within READ_WAIT_MS_MAX or raises TimeoutError; none crosses accounts by itself: callers check ids."""
 
