@@ -39,3 +39,7 @@ def settings() -> None:
 def main() -> None:
     """Entry point of the installed `turnlog` script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The embedded broker: what it keeps through kill -9, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition  # noqa: TID251 - no part of ours
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from infra.embedded.jars import KAFKA_LOCK, JarError, fetch_jars, read_lock
+from infra.embedded.kafka import BrokerError, prepare_broker, wait_until_serving
+from tests.integration.running import RunningBroker, free_ports
+
+RECORDS = 5_000
+KILL_AFTER = 1_500
+
+
+async def test_a_broker_killed_in_mid_stream_comes_back_with_all_that_it_acknowledged(
+    own_broker: RunningBroker,
+) -> None:
+    await _make_topic(own_broker.bootstrap)
+    producer = AIOKafkaProducer(
+        bootstrap_servers=own_broker.bootstrap, enable_idempotence=True, linger_ms=0
+    )
+    await producer.start()
+    pending: list[asyncio.Future[object]] = []
+    try:
+        for number in range(RECORDS):
+            pending.append(await producer.send("kept", b"%d" % number, partition=0))
+            if number == KILL_AFTER:
+                await pending[number // 2]
+                own_broker.end(signal.SIGKILL)
+                own_broker.launch()
+        await asyncio.wait_for(asyncio.gather(*pending), 60)
+    finally:
+        await producer.stop()
+    assert await _read(own_broker.bootstrap, RECORDS) == [b"%d" % i for i in range(RECORDS)]
+
+
+async def test_a_stopped_broker_starts_again_on_its_data(own_broker: RunningBroker) -> None:
+    await _make_topic(own_broker.bootstrap)
+    producer = AIOKafkaProducer(bootstrap_servers=own_broker.bootstrap)
+    await producer.start()
+    await producer.send_and_wait("kept", b"before", partition=0)
+    await producer.stop()
+    own_broker.end(signal.SIGTERM)
+    own_broker.launch()
+    await wait_until_serving(own_broker.bootstrap, deadline_s=60)
+    assert await _read(own_broker.bootstrap, 1) == [b"before"]
+
+
+def test_a_taken_port_is_named_with_its_variable(tmp_path: Path) -> None:
+    running = RunningBroker(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", running.plan.port))
+        other.listen()
+        with pytest.raises(BrokerError) as caught:
+            prepare_broker(running.plan, progress=print)
+    assert str(caught.value) == (
+        f"port {running.plan.port} is in use (Address already in use); "
+        "set TURNLOG_KAFKA_PORT to a free one"
+    )
+
+
+def test_a_format_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
+    running = RunningBroker(tmp_path)
+    half = running.plan.data / "log.new-0000"
+    half.mkdir(parents=True)
+    (half / "meta.properties").write_text("version=1\n")
+    prepare_broker(running.plan, progress=print)
+    assert "cluster.id" in (running.plan.data / "log" / "meta.properties").read_text()
+
+
+def test_a_jar_that_is_not_the_locked_one_stops_the_start(
+    tmp_path: Path, own_broker: RunningBroker
+) -> None:
+    folder = tmp_path / "jars"
+    shutil.copytree(own_broker.plan.jars, folder)
+    jar = read_lock(KAFKA_LOCK)[0]
+    with (folder / jar.filename).open("ab") as file:
+        file.write(b"!")
+    port, controller_port = free_ports(2)
+    plan = replace(own_broker.plan, jars=folder, port=port, controller_port=controller_port)
+    with pytest.raises(JarError) as caught:
+        prepare_broker(plan, progress=print)
+    assert f"{jar.filename} is not the {jar} of the lock" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broker_that_does_not_come_is_a_time_out_that_names_it(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(TimeoutError, match=f"no Kafka broker answers at 127.0.0.1:{port}"):
+        asyncio.run(wait_until_serving(f"127.0.0.1:{port}", deadline_s=0.3))
+
+
+def test_a_fetched_jar_is_not_fetched_again(tmp_path: Path, broker: RunningBroker) -> None:
+    lines: list[str] = []
+    fetch_jars(read_lock(KAFKA_LOCK), broker.plan.jars, progress=lines.append)
+    assert lines == []
+
+
+async def _make_topic(bootstrap: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic("kept", num_partitions=1, replication_factor=1)])
+    finally:
+        await admin.close()
+
+
+async def _read(bootstrap: str, count: int) -> list[bytes]:
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    values: list[bytes] = []
+    try:
+        consumer.assign([TopicPartition("kept", 0)])
+        await consumer.seek_to_beginning()
+        async with asyncio.timeout(30):
+            while len(values) < count:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    values.extend(record.value for record in records)
+        # Nothing beyond: an idempotent producer left no record twice.
+        assert not await consumer.getmany(timeout_ms=200)
+    finally:
+        await consumer.stop()
+    return values
