@@ -59,7 +59,7 @@ class LlamaSettings:
     model: str = "smollm2-135m"
     slots: int = 4
     threads: int = 1
-    batch_tokens: int = 128
+    batch_tokens: int = 64
     cache_ram_mib: int = 64
     # A batch takes 1 s on an idle core and many on a busy one.
     stalled_after_s: float = 30.0

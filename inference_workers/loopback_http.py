@@ -19,8 +19,8 @@ class LoopbackCall(asyncio.Protocol):
     """One request on a connection of its own.
 
     A 200 event stream goes to `on_event`, one call for each event's data, in order. Any other
-    answer is kept in `body`. `done` ends when the answer is complete (True) or cut off (False), and raises what `on_event`
-    raised.
+    answer is kept in `body`. `done` ends when the answer is complete (True) or cut off (False),
+    and raises what `on_event` raised.
     """
 
     def __init__(self, request: bytes, on_event: Callable[[bytes], None] | None) -> None:
