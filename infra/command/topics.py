@@ -116,17 +116,6 @@ async def apply_topics(bootstrap: str, *, models: tuple[str, ...], partitions: i
     return await _with_admin(bootstrap, models, partitions, apply=True)
 
 
-async def cluster_epoch(bootstrap: str) -> str:
-    """The cluster's id: another cluster means other offsets, so it enters the topic epoch of run ids."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    async with asyncio.timeout(ADMIN_WAIT_S_MAX):
-        await admin.start()
-        try:
-            return str((await admin.describe_cluster())["cluster_id"])
-        finally:
-            await admin.close()
-
-
 async def _with_admin(
     bootstrap: str, models: tuple[str, ...], partitions: int, *, apply: bool
 ) -> Difference:

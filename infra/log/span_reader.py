@@ -88,6 +88,18 @@ class SpanReader:
             raise SpanFailed(topic.name) from error
         return {tp.partition: Bounds(first=first[tp], end=end[tp]) for tp in wanted}
 
+    async def partitions(self, topic: Topic) -> list[int]:
+        """The topic's partitions, ascending; empty where there is no such topic. Raises SpanFailed."""
+        assert self._offsets is not None, "enter the SpanReader first"
+        try:
+            async with asyncio.timeout(SPAN_WAIT_MS_MAX / 1000):
+                await (
+                    self._offsets.topics()
+                )  # Asks the cluster: an unassigned consumer knows no topic by itself.
+        except (KafkaError, TimeoutError) as error:
+            raise SpanFailed(topic.name) from error
+        return sorted(self._offsets.partitions_for_topic(topic.name) or ())
+
     async def span(
         self, topic: Topic, partition: int, start: int, end: int
     ) -> AsyncIterator[list[LogRecord | BadRecord]]:
