@@ -19,7 +19,7 @@ import psutil
 
 STATE_NAME: Final = "supervisor.json"
 LOCK_NAME: Final = "supervisor.lock"
-LEFTOVER_TERM_S: Final = 8.0
+LEFTOVER_TERM_S: Final = 4.0
 LEFTOVER_KILL_S: Final = 2.0
 SAME_PROCESS_S: Final = 0.05
 
