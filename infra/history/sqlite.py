@@ -238,7 +238,9 @@ class SqliteHistory:
         self, chat_id: str, leaf: str, *, cursor: str | None, limit: int
     ) -> Page[Message]:
         """See History. At most PAGE_ROWS_MAX rows a page; a cursor stays good while its message is on the way to `leaf`."""
-        after = read_messages_cursor(cursor, chat_id=chat_id).message_id if cursor else None
+        after = None
+        if cursor is not None:
+            after = read_messages_cursor(cursor, chat_id=chat_id).message_id
         size = _page_size(limit)
         rows = await self._read(lambda c: _branch_rows(c, chat_id, leaf, after, size + 1))
         found = [_message(row) for row in rows[:size]]
