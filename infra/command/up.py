@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 import time
 from typing import Final
 
-import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +27,7 @@ from infra.supervisor.home import (
     locked_home,
     read_state,
 )
-from infra.supervisor.plan import UpSettings, broker_plan, planned_parts
+from infra.supervisor.plan import UpSettings, broker_plan, planned_parts, require_free_ports
 from infra.supervisor.supervise import NAME_WIDTH, Supervisor, say
 
 EXISTING_CLUSTER_WAIT_S: Final = 15.0
@@ -48,21 +50,20 @@ def down() -> None:
     """Stop the system of this home, from another terminal."""
     settings = read_settings_or_exit(UpSettings)
     state = read_state(settings.home)
-    supervisor = (
-        live_process(state.supervisor_pid, state.supervisor_created_s)
-        if state is not None
-        else None
-    )
-    if supervisor is None:
+    if state is None or live_process(state.supervisor_pid, state.supervisor_created_s) is None:
         ended = end_leftovers(settings.home) if not is_locked(settings.home) else ()
         typer.echo(f"Nothing runs in {settings.home}." if not ended else _ended_line(ended))
         return
-    supervisor.terminate()
-    try:
-        supervisor.wait(timeout=DOWN_WAIT_S)
-    except psutil.TimeoutExpired:
-        typer.echo(f"turnlog: pid {supervisor.pid} did not stop in {DOWN_WAIT_S:g} s", err=True)
-        raise SystemExit(1) from None
+    pid, created_s = state.supervisor_pid, state.supervisor_created_s
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_WAIT_S
+    pause = threading.Event()
+    # Looked at, not waited for: it is not our child, and whose child it is may be slow to bury it.
+    while live_process(pid, created_s) is not None:
+        if time.monotonic() >= deadline:
+            typer.echo(f"turnlog: pid {pid} did not stop in {DOWN_WAIT_S:g} s", err=True)
+            raise SystemExit(1)
+        pause.wait(DOWN_POLL_S)
     typer.echo("Stopped.")
 
 
@@ -84,7 +85,7 @@ def _run(settings: UpSettings) -> int:
     ended = end_leftovers(settings.home)
     if ended:
         say(_ended_line(ended))
-    ports = settings.ports
+    require_free_ports(settings)
     broker: BrokerCommand | None = None
     if not settings.kafka:
         broker = prepare_broker(
@@ -112,7 +113,9 @@ def _run(settings: UpSettings) -> int:
         forgiven_max=settings.restarts_max,
         after_broker=topics,
     )
-    say(f"{'turnlog':<{NAME_WIDTH}} home {settings.home}, ports {', '.join(map(str, ports))}")
+    say(
+        f"{'turnlog':<{NAME_WIDTH}} home {settings.home}, ports {', '.join(map(str, settings.ports))}"
+    )
     return asyncio.run(supervisor.run())
 
 

@@ -70,6 +70,13 @@ class UpSettings:
         return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
 
 
+def require_free_ports(settings: UpSettings) -> None:
+    """Raise BrokerError or SettingsError where an edge's port is taken or does not fit."""
+    variable = "TURNLOG_EDGE_PORTS" if settings.edge_ports else "TURNLOG_PORT"
+    for port in settings.ports:
+        require_free_port(port, variable)
+
+
 def broker_plan(settings: UpSettings) -> BrokerPlan:
     """The embedded broker of this system."""
     return BrokerPlan(
@@ -83,7 +90,7 @@ def broker_plan(settings: UpSettings) -> BrokerPlan:
 
 
 def planned_parts(settings: UpSettings, broker: BrokerCommand | None) -> tuple[PartPlan, ...]:
-    """Every part, in no order. Raises BrokerError or SettingsError where a port does not fit."""
+    """Every part of the system, in no order."""
     parts: list[PartPlan] = []
     if broker is not None:
         parts.append(_broker_part(settings, broker))
@@ -93,7 +100,6 @@ def planned_parts(settings: UpSettings, broker: BrokerCommand | None) -> tuple[P
         make.part(f"worker-{i}", WORKER_MODULE, Phase.WORKER) for i in range(settings.workers)
     )
     for i, port in enumerate(settings.ports):
-        require_free_port(port, "TURNLOG_PORT")
         parts.append(
             make.part(
                 f"edge-{i}", EDGE_MODULE, Phase.EDGE, port=port, environ={"TURNLOG_PORT": str(port)}
