@@ -93,6 +93,21 @@ def test_a_jar_that_is_not_the_locked_one_stops_the_start(
     assert "\n" not in str(caught.value)
 
 
+def test_no_network_is_one_clear_line_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("no_proxy", "")
+    jar = read_lock(KAFKA_LOCK)[0]
+    with pytest.raises(JarError) as caught:
+        fetch_jars([jar], tmp_path / "jars", progress=print)
+    assert str(caught.value) == (
+        f"could not download {jar} in 3 tries (ProxyError); is there a network?"
+    )
+    assert list(tmp_path.rglob("*")) == [tmp_path / "jars"]
+
+
 def test_a_broker_that_does_not_come_is_a_time_out_that_names_it(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with pytest.raises(TimeoutError, match=f"no Kafka broker answers at 127.0.0.1:{port}"):
