@@ -98,6 +98,7 @@ class RefusalReason(StrEnum):
     OVERLOADED = "overloaded"
     CONTENT_BLOCKED = "content_blocked"
     MODEL_NOT_ALLOWED = "model_not_allowed"
+    CONTEXT_TOO_LONG = "context_too_long"
 
 
 class OnBusy(StrEnum):

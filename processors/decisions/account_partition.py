@@ -1,0 +1,246 @@
+"""One partition of the account log in memory: its accounts, its known ids, its limits; what is saved of it, and how it is restored.
+
+Rules (cited by assertions and tests):
+  S1  A record is judged by the last limits below it (LIMITS_VERSIONS_MAX are kept), by the known ids below it, and by its account's
+      state, so deciding it again after a crash gives the same outputs.
+  S2  A save covers the records up to some offset whose outputs are all acknowledged. Its rows are acknowledged before its snapshots
+      are sent, and its snapshots before a source record is. A snapshot is the account as it was at that offset.
+  S3  Of the snapshots of one account the one with the highest applied offset counts, not the last written: a zombie may have written an
+      older one later. Where they differ, the right one is written again, before compaction can drop it.
+  S4  The same limits again are no new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from processors.decisions.account import (
+    AccountOutput,
+    AccountState,
+    Command,
+    judge,
+    restored,
+    snapshot,
+)
+from processors.decisions.known_ids import Facts, KnownIds
+from schemas.events.account_snapshots import (
+    AccountSnapshot,
+    AccountSnapshotEvent,
+    IdempotencyKeyBound,
+    LimitsKept,
+    LimitsVersion,
+    RunKnown,
+)
+from schemas.events.accounts import AccountEvent, LimitsChanged, PromptSubmitted, UsageMeasured
+from schemas.events.tokens import RunQueued
+
+LIMITS_VERSIONS_MAX: Final = 16
+
+Row = RunKnown | IdempotencyKeyBound | LimitsKept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What one record brought: outputs to send, rows to save, and its account as of now. `command` is None where no account decided."""
+
+    offset: int
+    command: Command | None = None
+    outputs: tuple[AccountOutput, ...] = ()
+    rows: tuple[Row, ...] = ()
+    account: AccountState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """What a span of decided records leaves behind: first the rows, then the snapshots (S2)."""
+
+    rows: tuple[Row, ...]
+    accounts: tuple[AccountState, ...]
+
+
+def plan_save(decided: Sequence[Decided]) -> Save:
+    """The save of these records, which are in order and whose outputs are acknowledged."""
+    accounts: dict[str, AccountState] = {}
+    for each in decided:
+        if each.account is not None:
+            accounts[each.account.account_id] = each.account
+    rows = tuple(row for each in decided for row in each.rows)
+    return Save(rows=rows, accounts=tuple(accounts.values()))
+
+
+def limits_below(versions: Sequence[LimitsVersion], offset: int) -> LimitsChanged | None:
+    """S1."""
+    for version in reversed(versions):
+        if version.source_offset < offset:
+            return version.limits
+    return None
+
+
+class AccountPartition:
+    """The state of one partition. Build it from the rows of chat.account-snapshots, in any order."""
+
+    def __init__(self, rows: Iterable[AccountSnapshotEvent] = ()) -> None:
+        self._accounts: dict[str, AccountState] = {}
+        self._saved: dict[str, AccountState] = {}
+        self._limits: tuple[LimitsVersion, ...] = ()
+        self._known = KnownIds()
+        self._newest_ms = 0
+        self._stale: set[str | None] = set()
+        limits_offset = -1
+        for row in rows:
+            match row:
+                case AccountSnapshot():
+                    self._restore(row)
+                case RunKnown() | IdempotencyKeyBound():
+                    self._known.learn(row)
+                case LimitsKept():
+                    if row.source_offset >= limits_offset:
+                        self._limits, limits_offset = row.versions, row.source_offset
+                        self._stale.discard(None)
+                    else:
+                        self._stale.add(None)
+                case _:
+                    assert_never(row)
+        self._saved.update(self._accounts)
+        self._saved_limits = self._limits
+
+    def _restore(self, row: AccountSnapshot) -> None:
+        """S3."""
+        known = self._accounts.get(row.account_id)
+        if known is None or row.applied_offset >= known.applied_offset:
+            self._accounts[row.account_id] = restored(row)
+            self._stale.discard(row.account_id)
+        else:
+            self._stale.add(row.account_id)
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    @property
+    def limits(self) -> tuple[LimitsVersion, ...]:
+        """The versions of the limits, oldest first."""
+        return self._limits
+
+    @property
+    def known(self) -> KnownIds:
+        """The run ids and idempotency keys."""
+        return self._known
+
+    def account(self, account_id: str) -> AccountState:
+        """The account as of the last record taken."""
+        return self._accounts.get(account_id) or AccountState(account_id=account_id)
+
+    def take(self, *, offset: int, appended_ms: int, event_id: str, event: AccountEvent) -> Decided:
+        """Judge one record and remember what it brought."""
+        self._newest_ms = max(self._newest_ms, appended_ms)
+        match event:
+            case LimitsChanged():
+                return self._take_limits(offset, event)
+            case PromptSubmitted() | UsageMeasured():
+                command = Command(
+                    offset=offset, appended_ms=appended_ms, event_id=event_id, event=event
+                )
+                return self._take_command(command)
+            case _:
+                assert_never(event)
+
+    def _take_limits(self, offset: int, event: LimitsChanged) -> Decided:
+        newest = self._limits[-1] if self._limits else None
+        if newest is not None and (
+            newest.source_offset >= offset or newest.limits.version == event.version
+        ):
+            return Decided(offset=offset)  # S4, or seen before.
+        added = (*self._limits, LimitsVersion(source_offset=offset, limits=event))
+        self._limits = added[-LIMITS_VERSIONS_MAX:]
+        return Decided(offset=offset, rows=(self._limits_row(self._limits),))
+
+    def _take_command(self, command: Command) -> Decided:
+        before = self.account(command.event.account_id)
+        if command.offset <= before.applied_offset:
+            return Decided(offset=command.offset)  # Q1
+        facts = self._facts(command)
+        after, outputs = judge(before, command, facts, limits_below(self._limits, command.offset))
+        self._accounts[after.account_id] = after
+        rows = _new_rows(command, facts, outputs)
+        for row in rows:
+            self._known.learn(row)
+        return Decided(
+            offset=command.offset,
+            command=command,
+            outputs=tuple(outputs),
+            rows=rows,
+            account=after,
+        )
+
+    def _facts(self, command: Command) -> Facts:
+        match command.event:
+            case PromptSubmitted() as prompt:
+                return self._known.facts(
+                    account_id=prompt.account_id,
+                    run_id=prompt.run_id,
+                    idempotency_key=prompt.idempotency_key,
+                    offset=command.offset,
+                    appended_ms=command.appended_ms,
+                )
+            case UsageMeasured():
+                return Facts()
+            case _:
+                assert_never(command.event)
+
+    def saved(self, save: Save) -> list[RunKnown | IdempotencyKeyBound]:
+        """Note that a save is acknowledged, and give the rows that may be removed (K4)."""
+        for account in save.accounts:
+            self._saved[account.account_id] = account
+        for row in save.rows:
+            if isinstance(row, LimitsKept):
+                self._saved_limits = row.versions
+        return self._known.forget(self._newest_ms)
+
+    def rows_out_of_order(self) -> list[AccountSnapshot | LimitsKept]:
+        """S3. What has to be written again at assignment."""
+        return [
+            row
+            for row in self.rows_to_refresh()
+            if (row.account_id if isinstance(row, AccountSnapshot) else None) in self._stale
+        ]
+
+    def rows_to_refresh(self) -> list[AccountSnapshot | LimitsKept]:
+        """S3. Every saved state, for the regular writing again: after it no zombie's row is the last one."""
+        rows: list[AccountSnapshot | LimitsKept] = [
+            snapshot(account) for account in self._saved.values()
+        ]
+        if self._saved_limits:
+            rows.append(self._limits_row(self._saved_limits))
+        return rows
+
+    @staticmethod
+    def _limits_row(versions: tuple[LimitsVersion, ...]) -> LimitsKept:
+        return LimitsKept(source_offset=versions[-1].source_offset, versions=versions)
+
+
+def _new_rows(
+    command: Command, facts: Facts, outputs: Sequence[AccountOutput]
+) -> tuple[RunKnown | IdempotencyKeyBound, ...]:
+    prompt = command.event
+    if not isinstance(prompt, PromptSubmitted) or facts.run_known:
+        return ()
+    known = RunKnown(
+        account_id=prompt.account_id,
+        run_id=prompt.run_id,
+        source_offset=command.offset,
+        appended_ms=command.appended_ms,
+    )
+    admitted = any(isinstance(output, RunQueued) for output in outputs)
+    if prompt.idempotency_key is None or not admitted:
+        return (known,)
+    bound = IdempotencyKeyBound(
+        account_id=prompt.account_id,
+        idempotency_key=prompt.idempotency_key,
+        run_id=prompt.run_id,
+        fingerprint=prompt.fingerprint,
+        source_offset=command.offset,
+        appended_ms=command.appended_ms,
+    )
+    return (known, bound)

@@ -1,0 +1,170 @@
+"""What both Faust processes share: how the app is set up, how it runs inside our own loop, and how it ends.
+
+Agents only, no table, concurrency 1, raw bytes. An exception inside an agent would be skipped and its record committed, so whatever goes
+wrong ends the process by `die` before anything is committed; the records come again to whoever starts next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import faust
+from faust.topics import Topic as FaustTopic
+
+from infra.log.records import BadRecord, LogRecord, read_record
+from infra.process import DEFECT_EXIT
+from producers.log_writer import LogWriter
+from producers.parking import park
+from schemas.topics import Topic
+
+log = logging.getLogger(__name__)
+
+STOP_WAIT_MS_MAX: Final = 1_500
+COMMIT_INTERVAL_S: Final = 0.5
+REQUEST_WAIT_S_MAX: Final = 20.0
+PRODUCER_WAIT_S_MAX: Final = 30.0
+# The stream buffers this many records between fetch and agent.
+BUFFERED_RECORDS_MAX: Final = 1_024
+
+T = TypeVar("T")
+
+
+def die(event: str, error: BaseException | None = None) -> NoReturn:
+    """End the process now, without committing. Logs the event and where the error came from, no content."""
+    log.critical("%s", event, exc_info=error)
+    logging.shutdown()
+    os._exit(DEFECT_EXIT)
+
+
+async def or_die(event: str, work: Awaitable[T]) -> T:
+    """Await `work`; any failure but a cancellation ends the process."""
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be committed after it
+        die(event, error)
+
+
+class HeldTopic(FaustTopic):
+    """A topic whose records are acknowledged by us alone.
+
+    A stream acknowledges by itself what it skips during a rebalance, which lets a commit pass a record that nobody decided. One more
+    reference on each message makes that harmless: `acknowledge` gives back both.
+    """
+
+    async def decode(self, message: Any, *, propagate: bool = False) -> Any:
+        message.incref()
+        return await super().decode(message, propagate=propagate)
+
+
+REFERENCES: Final = 2
+
+
+def acknowledge(app: faust.App, message: Any) -> None:
+    """Let the record be committed. In order within a partition, and only when its outputs are acknowledged."""
+    message.ack(app.consumer, n=REFERENCES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaustSettings:
+    """How a Faust app reaches its cluster. `session_ms`: after this long without a heartbeat its partitions go to another."""
+
+    group: str
+    bootstrap: str
+    session_ms: int
+    home: Path
+
+
+def build_app(settings: FaustSettings) -> faust.App:
+    """An app that declares no topic, keeps no table and serves no web page."""
+    session_s = settings.session_ms / 1000
+    return faust.App(
+        settings.group,
+        broker=[f"kafka://{address}" for address in settings.bootstrap.split(",")],
+        datadir=str(settings.home / "faust" / settings.group),
+        store="memory://",
+        autodiscover=False,
+        web_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        key_serializer="raw",
+        value_serializer="raw",
+        Topic=HeldTopic,
+        broker_session_timeout=session_s,
+        broker_heartbeat_interval=session_s / 4,
+        broker_rebalance_timeout=session_s,
+        broker_request_timeout=REQUEST_WAIT_S_MAX,
+        broker_commit_interval=COMMIT_INTERVAL_S,
+        producer_request_timeout=PRODUCER_WAIT_S_MAX,
+        consumer_auto_offset_reset="earliest",
+        stream_buffer_maxsize=BUFFERED_RECORDS_MAX,
+        stream_wait_empty=False,
+    )
+
+
+def consume(
+    app: faust.App, topic: Topic, take: Callable[[Any, LogRecord | BadRecord], Awaitable[None]]
+) -> None:
+    """Feed each record of `topic`, with the message to acknowledge, to `take`, one after the other."""
+    source = app.topic(topic.name, key_type=bytes, value_type=bytes)
+
+    async def agent(stream: Any) -> None:
+        async for event in stream.noack().events():
+            message = event.message
+            await or_die("a record could not be taken", take(message, _record(topic, message)))
+
+    app.agent(source, name=f"take-{topic.name}", concurrency=1)(agent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+
+def _record(topic: Topic, message: Any) -> LogRecord | BadRecord:
+    raw = _Raw(
+        message.partition,
+        message.offset,
+        round(message.timestamp * 1000),
+        message.key,
+        message.value,
+        tuple(message.headers or ()),
+    )
+    return read_record(topic, raw)
+
+
+async def park_bad(writer: LogWriter, topic: Topic, bad: BadRecord) -> None:
+    """Set a record aside and wait for it (I19)."""
+    log.error("parked topic=%s partition=%d offset=%d", topic.name, bad.partition, bad.offset)
+    await park(
+        writer,
+        topic,
+        partition=bad.partition,
+        offset=bad.offset,
+        key=bad.key,
+        value=bad.value,
+        reason=bad.reason,
+    )
+
+
+async def run_until(app: faust.App, stop: asyncio.Event) -> None:
+    """Run the app until `stop`, then leave the group. Whatever ends it earlier is a defect."""
+    await or_die("the app did not start", app.start())
+    outcome = await app.wait(stop.wait())
+    if outcome.stopped:
+        die("the app ended by itself", app.crash_reason)
+    try:
+        async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
+            await app.stop()
+    except TimeoutError:
+        log.warning("left the group without saying so")
