@@ -83,10 +83,12 @@ class FaustSettings:
 def build_app(settings: FaustSettings) -> faust.App:
     """An app that declares no topic, keeps no table and serves no web page."""
     session_s = settings.session_ms / 1000
+    data = settings.home / "faust" / settings.group  # Faust wants a folder, and leaves it empty.
+    data.mkdir(parents=True, exist_ok=True)
     return faust.App(
         settings.group,
         broker=[f"kafka://{address}" for address in settings.bootstrap.split(",")],
-        datadir=str(settings.home / "faust" / settings.group),
+        datadir=str(data),
         store="memory://",
         autodiscover=False,
         web_enabled=False,
