@@ -54,13 +54,15 @@ _SERVER_ERROR: Final = 500
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSettings:
     """One thread, because two spin against a busy broker and become slower than one. Small batches,
-    because a cancel is seen between two batches. Each slot has the model's whole window."""
+    because a cancel is seen between two batches."""
 
     model: str = "smollm2-135m"
     slots: int = 4
     threads: int = 1
     batch_tokens: int = 64
     cache_ram_mib: int = 64
+    # None: the model's whole window. Memory grows with slots and window: 94 MB for 4096 tokens.
+    slot_window_tokens: int | None = None
     # A batch takes 1 s on an idle core and many on a busy one.
     stalled_after_s: float = 30.0
 
@@ -111,13 +113,14 @@ class LlamaEngine:
         caps = EngineCaps(
             model=settings.model,
             slots=settings.slots,
-            context_window=self._spec.context_window,
+            context_window=_window(settings, self._spec),
             stop_strings_max=STOP_STRINGS_MAX,
             stop_string_chars_max=STOP_STRING_CHARS_MAX,
         )
         self._book = SlotBook(caps, stalled_after_s=settings.stalled_after_s)
         self._kept = [_Kept() for _ in range(settings.slots)]
         self._uses = 0
+        self._calls: set[LoopbackCall] = set()
         self._tasks = asyncio.TaskGroup()
         self._watch: asyncio.Task[None] | None = None
         self._server: Any = None
@@ -153,12 +156,18 @@ class LlamaEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.close(drain_s=0)
-        await self._tasks.__aexit__(kind, error, trace)
+        # An error of the body is its own; only a cancel has to be known to the group.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
     async def close(self, *, drain_s: float) -> None:
         await self._book.drain(drain_s=drain_s, confirm_s=_CONFIRM_AT_CLOSE_S)
         if self._watch is not None:
             self._watch.cancel()
+        for call in tuple(self._calls):
+            call.abort()
+        if self.health() is EngineHealth.STALLED:
+            return  # It would not end either; the process has to.
         server, self._server = self._server, None
         if server is not None:
             await asyncio.to_thread(_Ending(server).let_go)
@@ -214,7 +223,11 @@ class LlamaEngine:
             self._book.fail(EngineHealth.DEAD, f"the engine's port: {type(error).__name__}")
             return
         listener.attach(call)
-        complete = await call.done
+        self._calls.add(call)
+        try:
+            complete = await call.done
+        finally:
+            self._calls.discard(call)
         if listener.finished:
             self._remember(seat, listener)
             return
@@ -373,7 +386,7 @@ def _start_server(settings: LlamaSettings, spec: ModelSpec, key: str) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = str(spec.path())
     params.n_parallel = settings.slots
-    params.n_ctx = settings.slots * spec.context_window
+    params.n_ctx = settings.slots * _window(settings, spec)
     params.n_batch = params.n_ubatch = settings.batch_tokens
     params.cpuparams.n_threads = settings.threads
     params.cpuparams_batch.n_threads = settings.threads
@@ -385,6 +398,12 @@ def _start_server(settings: LlamaSettings, spec: ModelSpec, key: str) -> Any:
     params.ui = False
     params.verbosity = -1
     return xllamacpp.Server(params)
+
+
+def _window(settings: LlamaSettings, spec: ModelSpec) -> int:
+    window = settings.slot_window_tokens or spec.context_window
+    assert window <= spec.context_window, "a slot beyond the model's window"
+    return window
 
 
 def _shared_prefix(kept: tuple[int, ...], fed: tuple[int, ...]) -> int:

@@ -98,7 +98,9 @@ class ScriptedEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.close(drain_s=0)
-        await self._tasks.__aexit__(kind, error, trace)
+        # An error of the body is its own; only a cancel has to be known to the group.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
     async def close(self, *, drain_s: float) -> None:
         confirm_s = self._settings.faults.confirm_delay_s + 1
@@ -109,13 +111,8 @@ class ScriptedEngine:
 
     def submit(self, request: GenRequest) -> EngineStream:
         fed = len(request.prompt_ids) + request.emitted_count
+        self._check_continues(request)
         seat = self._book.take(request, fed_tokens=fed)
-        try:
-            self._check_continues(request)
-        except Invalid:
-            seat.cancel()
-            seat.freed()
-            raise
         self._tasks.create_task(self._speak(seat))
         return seat.stream
 
@@ -158,13 +155,13 @@ class ScriptedEngine:
         room = self._settings.context_window - len(request.prompt_ids) - request.emitted_count
         limit = min(request.max_new_tokens, room)
         for piece in self._pieces(request, limit):
-            if faulty and seat.generated == faults.die_after_tokens:
+            if faulty and _due(faults.die_after_tokens, seat):
                 self._book.fail(EngineHealth.DEAD, "scripted death")
                 return
-            if faulty and seat.generated == faults.mute_after_tokens:
+            if faulty and _due(faults.mute_after_tokens, seat):
                 await self._closing.wait()
                 return
-            if faulty and seat.generated == faults.error_after_tokens:
+            if faulty and _due(faults.error_after_tokens, seat):
                 again = faults.error_is_retryable
                 seat.ended(EndReason.ERROR, retryable=again, detail="scripted error")
             if seat.over:
@@ -208,6 +205,10 @@ class ScriptedEngine:
             await woken
         finally:
             timer.cancel()
+
+
+def _due(after_tokens: int | None, seat: Seat) -> bool:
+    return after_tokens is not None and seat.generated >= after_tokens
 
 
 def _wake(woken: asyncio.Future[None]) -> None:

@@ -61,6 +61,7 @@ class Seat:
         self._prompt_tokens = len(request.prompt_ids)
         self._cached_tokens = 0
         self._generated = 0
+        self._progress_at = book.now()
         self._over_at: float | None = None
         self._on_over: Callable[[], None] | None = None
 
@@ -72,6 +73,11 @@ class Seat:
     @property
     def over_for_s(self) -> float | None:
         return None if self._over_at is None else self._book.now() - self._over_at
+
+    @property
+    def silent_for_s(self) -> float:
+        """Since the engine last said something about this request."""
+        return self._book.now() - self._progress_at
 
     @property
     def generated(self) -> int:
@@ -87,6 +93,7 @@ class Seat:
     def prefilled(self, *, cached: int) -> None:
         """The engine works on the prompt: progress, of which `cached` tokens needed no work."""
         self._cached_tokens = cached
+        self._progress_at = self._book.now()
         self._book.progressed()
 
     def made(self, piece: Piece) -> None:
@@ -94,6 +101,7 @@ class Seat:
         if self.over:
             return
         self._generated += piece.count
+        self._progress_at = self._book.now()
         self._book.progressed(tokens=piece.count)
         heard = hear(self._held, piece)
         self._say(heard)
@@ -166,8 +174,10 @@ class Seat:
 
 
 class SlotBook:
-    """All seats of one engine. `stalled_after_s` bounds two silences: no progress at all while some
-    slot is busy, and a slot that nobody confirms free after its stream's end."""
+    """All seats of one engine. `stalled_after_s` bounds three silences: no progress at all while
+    some slot is busy, no further token of an answer that has begun, and a slot that nobody
+    confirms free after its stream's end.
+    """
 
     def __init__(self, caps: EngineCaps, *, stalled_after_s: float) -> None:
         self.caps = caps
@@ -276,6 +286,8 @@ class SlotBook:
         """Let the open answers run for up to drain_s, then cancel the rest and have them
         confirmed.
         """
+        if self.health in {EngineHealth.STALLED, EngineHealth.DEAD}:
+            return  # Its streams have ended, and nobody will confirm.
         self.shut()
         if await self.wait_all_free(drain_s):
             return
@@ -308,6 +320,9 @@ class SlotBook:
         for seat in self._seats.values():
             if (seat.over_for_s or 0.0) > self._stalled_after_s:
                 return f"slot {seat.slot} not confirmed free for {self._stalled_after_s:g} s"
+            # Before its first token a request may rightly wait while others' prompts are read.
+            if not seat.over and seat.generated and seat.silent_for_s > self._stalled_after_s:
+                return f"slot {seat.slot} mute for {self._stalled_after_s:g} s"
         return None
 
 

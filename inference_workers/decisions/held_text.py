@@ -3,8 +3,9 @@
 An engine makes pieces: the bytes of one token or of a few. The rules:
 
 H1. What is said ends where a piece ended, and is whole characters: half a character is held.
-H2. No part of a stop string is ever said: text that may be the beginning of one is held until it
-    is clear, together with the rest of its piece.
+H2. No part of a stop string is ever said, and what was said never ends in the beginning of one: it
+    is held until it is clear. So a later attempt, which searches only what it makes itself, finds
+    every stop string, also where it says other words than the attempt before.
 H3. At the earliest stop string everything before it is said and nothing after. The piece that it
     begins in counts if some of its text was said; its ids are then not exact.
 H4. At the end without a stop string all whole characters are said. Half a character is dropped
@@ -65,25 +66,16 @@ def hold_nothing(*, stop: tuple[str, ...], index: int, exact: bool) -> HeldText:
 def hear(held: HeldText, piece: Piece) -> Heard:
     """Take the next piece."""
     if not held.pieces and not held.stop and piece.data.isascii() and piece.data:
-        return _said(held, (piece,), rest=())  # By far the commonest case, and nothing to search.
+        return _said(held, (piece,))  # By far the commonest case, and nothing to search.
     pieces = (*held.pieces, piece)
     data = b"".join(each.data for each in pieces)
-    match = _earliest_stop(data, held.stop)
+    match = _earliest_stop(data, held.stop, news=len(piece.data))
     if match is not None:
         at, stop = match
         heard = _said_until(held, pieces, data, at)
         return replace(heard, stop_match=stop.decode())
-    limit = min(_whole_until(data), _stop_may_begin_at(data, held.stop))
-    kept, end = 0, 0
-    for place, each in enumerate(pieces, start=1):
-        end += len(each.data)
-        if end > limit:
-            break
-        if _between_characters(data, end):
-            kept = place
-    if not any(each.data for each in pieces[:kept]):
-        return Heard(held=replace(held, pieces=pieces))
-    return _said(held, pieces[:kept], rest=pieces[kept:])
+    clear = data and _whole_until(data) == len(data) and not _may_begin_stop(data, held.stop)
+    return _said(held, pieces) if clear else Heard(held=replace(held, pieces=pieces))
 
 
 def end(held: HeldText) -> Heard:
@@ -92,8 +84,8 @@ def end(held: HeldText) -> Heard:
     return _said_until(held, held.pieces, data, _whole_until(data))
 
 
-def _said(held: HeldText, pieces: tuple[Piece, ...], *, rest: tuple[Piece, ...]) -> Heard:
-    """Say whole pieces. Where only some of them have exact ids, none are given: H5."""
+def _said(held: HeldText, pieces: tuple[Piece, ...]) -> Heard:
+    """Say these and hold nothing. Where only some of them have exact ids, none are given: H5."""
     exact = held.exact and all(each.ids is not None for each in pieces)
     count = sum(each.count for each in pieces)
     release = Release(
@@ -105,7 +97,7 @@ def _said(held: HeldText, pieces: tuple[Piece, ...], *, rest: tuple[Piece, ...])
     assert count >= 1, "H6: a release without a token"
     assert release.ids is None or len(release.ids) == count, "as many ids as tokens"
     return Heard(
-        held=HeldText(stop=held.stop, index=held.index + count, pieces=rest, exact=exact),
+        held=HeldText(stop=held.stop, index=held.index + count, exact=exact),
         release=release,
     )
 
@@ -123,33 +115,28 @@ def _said_until(held: HeldText, pieces: tuple[Piece, ...], data: bytes, until: i
         end_of_said += len(stays)
     if not any(piece.data for piece in said):
         return Heard(held=replace(held, pieces=()))
-    return _said(held, tuple(said), rest=())
+    return _said(held, tuple(said))
 
 
-def _earliest_stop(data: bytes, stop: tuple[bytes, ...]) -> tuple[int, bytes] | None:
-    """Where the first stop string begins, and which; of two at one place the longer."""
-    found = [(data.find(text), -len(text), text) for text in stop if text in data]
+def _earliest_stop(data: bytes, stop: tuple[bytes, ...], *, news: int) -> tuple[int, bytes] | None:
+    """Where the first stop string begins that ends in the last `news` bytes, and which; of two at
+    one place the longer. One that ended before would have been found before.
+    """
+    if not stop:
+        return None
+    start = max(0, len(data) - news - max(map(len, stop)) + 1)
+    found = [(at, -len(text), text) for text in stop if (at := data.find(text, start)) >= 0]
     if not found:
         return None
     at, _, text = min(found)
     return at, text
 
 
-def _stop_may_begin_at(data: bytes, stop: tuple[bytes, ...]) -> int:
-    """Where the longest end of data begins that is the beginning of a stop string; else len."""
-    longest = 0
-    for text in stop:
-        for size in range(min(len(text) - 1, len(data)), longest, -1):
-            if data.endswith(text[:size]):
-                longest = size
-                break
-    return len(data) - longest
+def _may_begin_stop(data: bytes, stop: tuple[bytes, ...]) -> bool:
+    """Whether data ends in the beginning of a stop string."""
+    return any(data.endswith(text[:size]) for text in stop for size in range(1, len(text)))
 
 
 def _whole_until(data: bytes) -> int:
     """Bytes up to the last whole character. Bytes that can never be one count as whole."""
     return utf_8_decode(data, "replace", False)[1]
-
-
-def _between_characters(data: bytes, at: int) -> bool:
-    return at == len(data) or data[at] & 0xC0 != 0x80
