@@ -51,6 +51,11 @@ class PromptModel:
         return self._spec.output_tokens_default
 
     @property
+    def system_prompt_default(self) -> str:
+        """The system prompt of a chat that names none."""
+        return self._spec.system_prompt_default
+
+    @property
     def fixed_tokens(self) -> int:
         """Upper bound of what a prompt costs beyond its messages: the opening of the answer and
         any system prompt the template adds.

@@ -25,7 +25,8 @@ class ModelFileMissingError(FileNotFoundError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One model: its name in our API, the package and file that carry it, its limits in tokens,
-    and how it samples where a request does not say.
+    and how it samples and is
+    instructed where a request does not say.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelSpec:
     output_tokens_default: int
     temperature_default: float
     top_p_default: float
+    system_prompt_default: str
 
     def path(self) -> Path:
         """The GGUF file. The package is located, never imported: importing it would want an
@@ -60,6 +62,8 @@ _SMOLLM2_135M: Final = ModelSpec(
     output_tokens_default=512,
     temperature_default=0.2,
     top_p_default=0.9,
+    # With this it says that the capital of France is Paris; with its template's own it does not.
+    system_prompt_default="You are a helpful assistant.",
 )
 
 MODELS: Final = MappingProxyType({spec.name: spec for spec in (_SMOLLM2_135M,)})
