@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from infra.log.span_reader import SpanReader
 from infra.process import announce_ready, start_logging, stop_requested
@@ -23,10 +23,9 @@ from processors.faust_process import (
     or_die,
     run_until,
 )
+from processors.groups import ADMISSION_GROUP
 from producers.log_writer import LogWriter
 from schemas.topics import ACCOUNTS
-
-GROUP: Final = "processors-admission"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +46,22 @@ async def main(settings: AdmissionSettings) -> None:
     bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
     app = build_app(
         FaustSettings(
-            group=GROUP,
+            group=ADMISSION_GROUP,
             bootstrap=bootstrap,
             session_ms=group_session_ms(session_ms=settings.session_ms, kafka=settings.kafka),
             home=settings.home,
         )
     )
     async with (
-        LogWriter(bootstrap=bootstrap, client_id=GROUP) as writer,
-        SpanReader(bootstrap=bootstrap, client_id=f"{GROUP}-spans") as reader,
+        LogWriter(bootstrap=bootstrap, client_id=ADMISSION_GROUP) as writer,
+        SpanReader(bootstrap=bootstrap, client_id=f"{ADMISSION_GROUP}-spans") as reader,
         asyncio.TaskGroup() as tasks,
     ):
         ledger = AccountLedger(
             writer=writer,
             reader=reader,
             bootstrap=bootstrap,
-            group=GROUP,
+            group=ADMISSION_GROUP,
             tasks=tasks,
             acknowledge=lambda message: acknowledge(app, message),
         )

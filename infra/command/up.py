@@ -13,10 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from infra.command.policy import PolicyNotWritten, sync_policy
 from infra.command.topics import TopicPlanError, apply_topics
 from infra.embedded.jars import JarError
 from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
 from infra.models.registry import MODELS
+from infra.policies import PolicyError, read_policies
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (
     HomeInUseError,
@@ -42,7 +44,7 @@ def up() -> None:
     try:
         with locked_home(settings.home):
             raise SystemExit(_run(settings))
-    except (HomeInUseError, BrokerError, JarError, SettingsError, OSError) as error:
+    except (HomeInUseError, BrokerError, JarError, PolicyError, SettingsError, OSError) as error:
         exit_with_usage_error(str(error))
 
 
@@ -82,6 +84,8 @@ def status() -> None:
 
 
 def _run(settings: UpSettings) -> int:
+    windows = {name: spec.context_window for name, spec in MODELS.items()}
+    limits = read_policies(settings.policies, models=windows, changed_by="turnlog up")
     ended = end_leftovers(settings.home)
     if ended:
         say(_ended_line(ended))
@@ -99,11 +103,13 @@ def _run(settings: UpSettings) -> int:
             done = await apply_topics(
                 settings.bootstrap, models=tuple(MODELS), partitions=settings.partitions
             )
-        except TopicPlanError as error:
+            written = await sync_policy(settings.bootstrap, limits)
+        except (TopicPlanError, PolicyNotWritten) as error:
             raise RuntimeError(str(error)) from error
+        policy = f", policy written to {written} partitions" if written else ""
         if done.empty:
-            return "as planned"
-        return f"{len(done.create)} made, {len(done.configure)} changed"
+            return "as planned" + policy
+        return f"{len(done.create)} made, {len(done.configure)} changed" + policy
 
     supervisor = Supervisor(
         home=settings.home,

@@ -35,6 +35,7 @@ class UpSettings:
 
     home: Path
     cache: Path
+    policies: Path
     kafka: str
     kafka_port: int
     kafka_controller_port: int
