@@ -165,6 +165,7 @@ KNOWN: Final[Mapping[str, Setting]] = {setting.name: setting for setting in (
     text("READY_FILE", "", "Set by the supervisor: the file a process makes when it is ready."),
     text("PART", "", "Set by the supervisor: the name of the part that this process is."),
     # Engines
+    text("MODEL", "smollm2-135m", "The model of a worker's group and engine."),
     choice("ENGINE", "llama", ("llama", "scripted"), "What generates."),
     number("SCRIPTED_DELAY_MS", 0.0, 0, 60_000, "Scripted engine: time between two tokens."),
     integer("SCRIPTED_SLOTS", 64, 1, 4_096, "Scripted engine: generations at once."),
