@@ -8,6 +8,8 @@ What was found by trying it, and what follows:
 - An incomplete character is not sent, and then only its last id: the others are found from the
   bytes where there is one way, else the ids are not exact from there on.
 - Running out of context looks like reaching the limit, so the totals are compared.
+- A slot's cache is reused within one scope only; the server's further store of prompts is off,
+  because it is searched whatever slot is asked for and knows no scopes.
 - Stop strings are searched here, not there: one rule for every engine, at token boundaries.
 """
 
@@ -60,7 +62,6 @@ class LlamaSettings:
     slots: int = 4
     threads: int = 1
     batch_tokens: int = 64
-    cache_ram_mib: int = 64
     # None: the model's whole window. Memory grows with slots and window: 94 MB for 4096 tokens.
     slot_window_tokens: int | None = None
     # A batch takes 1 s on an idle core and many on a busy one.
@@ -390,7 +391,8 @@ def _start_server(settings: LlamaSettings, spec: ModelSpec, key: str) -> Any:
     params.n_batch = params.n_ubatch = settings.batch_tokens
     params.cpuparams.n_threads = settings.threads
     params.cpuparams_batch.n_threads = settings.threads
-    params.cache_ram_mib = settings.cache_ram_mib
+    # The server's own store of prompts knows no scopes: it gave one account what another had asked.
+    params.cache_ram_mib = 0
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [key]

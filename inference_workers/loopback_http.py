@@ -89,8 +89,8 @@ class LoopbackPort:
     """Where the engine listens, and the key it wants."""
 
     def __init__(self, *, host: str, port: int, key: str) -> None:
-        self._host = host
-        self._port = port
+        self.host = host
+        self.port = port
         self._head = f"Host: {host}:{port}\r\nAuthorization: Bearer {key}\r\n"
 
     async def open(
@@ -102,7 +102,7 @@ class LoopbackPort:
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         _, call = await asyncio.get_running_loop().create_connection(
-            lambda: LoopbackCall(head.encode() + body, on_event), self._host, self._port
+            lambda: LoopbackCall(head.encode() + body, on_event), self.host, self.port
         )
         return call
 

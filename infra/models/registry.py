@@ -25,8 +25,7 @@ class ModelFileMissingError(FileNotFoundError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One model: its name in our API, the package and file that carry it, its limits in tokens,
-    and how it samples and is
-    instructed where a request does not say.
+    and how it samples and is instructed where a request does not say.
     """
 
     name: str
