@@ -66,8 +66,12 @@ REFERENCES: Final = 2
 
 
 def acknowledge(app: faust.App, message: Any) -> None:
-    """Let the record be committed. In order within a partition, and only when its outputs are acknowledged."""
-    message.ack(app.consumer, n=REFERENCES)
+    """Let the record be committed. In order within a partition, and only when its outputs are acknowledged.
+
+    A record of an earlier assignment comes again; acknowledging it now could let a commit pass those before it.
+    """
+    if message.generation_id == app.consumer_generation_id:
+        message.ack(app.consumer, n=REFERENCES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

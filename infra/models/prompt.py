@@ -70,6 +70,14 @@ class PromptModel:
     def template(self) -> ChatTemplate:
         return self._template
 
+    def shortest_prompt(self, system_prompt: str, content: str) -> list[ChatMessage]:
+        """What a new message in a chat costs at least: the chat's system prompt, else the model's
+        own, and the message. The edge counts this, and context assembly puts turns in between.
+        """
+        system = ChatMessage(role=Role.SYSTEM, content=system_prompt or self.system_prompt_default)
+        user = ChatMessage(role=Role.USER, content=content)
+        return [system, user] if system.content else [user]
+
     def count(self, text: str) -> int:
         """Tokens of plain text: no template, no control tokens. Raises ConversationRefusedError
         for lone surrogates.

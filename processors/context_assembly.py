@@ -1,0 +1,356 @@
+"""From an admitted prompt to a request for an engine: find the branch, choose what fits, encode it.
+
+Chats come from memory, else from the history store; so there is no state to lose. A prompt whose chat or ancestors are not known yet is
+parked for a bounded time: it stays unacknowledged and holds up nobody else. What is written may differ when it is written again (a
+replay): harmless, because workers take the lowest offset of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from infra.history import History, HistoryUnavailable, Message
+from infra.log.records import BadRecord, LogRecord
+from infra.models import ChatMessage, ConversationRefusedError, PromptModel
+from processors.ack_order import AckOrder
+from processors.decisions.chat_memory import (
+    Branch,
+    ChatFacts,
+    ChatMemory,
+    Missing,
+    NeverComes,
+    Remembered,
+)
+from processors.decisions.context_window import Said, Turn, first_kept, turns_of
+from processors.faust_process import or_die, park_bad
+from producers.log_writer import LogWriter
+from schemas.events.admissions import PromptAdmitted, PromptRefused
+from schemas.events.chats import ChatCreated, ChatDeleted
+from schemas.events.generations import GenerationRequested
+from schemas.events.outcomes import RunConcluded
+from schemas.events.tokens import RunEnded
+from schemas.ids import BadId, derived_event_id, run_address
+from schemas.topics import ADMISSIONS, CHATS, OUTCOMES, TOKENS, Topic, generations
+from schemas.vocabulary import EndCause, EndWriter, Role, RunStatus
+
+log = logging.getLogger(__name__)
+
+PARKED_MS_MAX: Final = 10_000
+LOOK_AGAIN_MS: Final = 50
+ANCESTORS_MAX: Final = 20_000
+# Above this a prompt takes longer to encode than other prompts should wait.
+INLINE_CHARS_MAX: Final = 16_000
+COUNTS_MAX: Final = 200_000
+
+CONCLUDED: Final = frozenset(
+    {RunStatus.DONE, RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.BLOCKED}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """All that a prompt needs to be assembled."""
+
+    system_prompt: str
+    turns: list[Turn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failed:
+    """The prompt can never be assembled. `detail` is for operators."""
+
+    detail: str
+
+
+class ContextAssembly:
+    """Takes the records of admissions, outcomes and chats."""
+
+    def __init__(
+        self,
+        *,
+        writer: LogWriter,
+        history: History,
+        models: Mapping[str, PromptModel],
+        cache_key: bytes,
+        tasks: asyncio.TaskGroup,
+        acknowledge: Callable[[Any], None],
+    ) -> None:
+        self._writer = writer
+        self._history = history
+        self._models = models
+        self._cache_key = cache_key
+        self._tasks = tasks
+        self._acknowledge = acknowledge
+        self._prompts = AckOrder(acknowledge)
+        self._memory = ChatMemory()
+        self._parked: dict[str, set[asyncio.Event]] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def revoked(self, partitions: set[int]) -> None:
+        """Forget what belongs to these partitions; their next owner does it again."""
+        self._prompts.forget(partitions)
+        self._memory.forget_partitions(partitions)
+
+    # Records
+
+    async def take_chat(self, message: Any, record: LogRecord | BadRecord) -> None:
+        """A record of chat.chats."""
+        await self._take_fact(CHATS, message, record)
+
+    async def take_outcome(self, message: Any, record: LogRecord | BadRecord) -> None:
+        """A record of chat.outcomes."""
+        await self._take_fact(OUTCOMES, message, record)
+
+    async def _take_fact(self, topic: Topic, message: Any, record: LogRecord | BadRecord) -> None:
+        if isinstance(record, BadRecord):
+            await park_bad(self._writer, topic, record)
+        else:
+            self._learn(record)
+        self._acknowledge(message)
+
+    async def take_admission(self, message: Any, record: LogRecord | BadRecord) -> None:
+        """A record of chat.admissions: an admitted prompt goes into work, beside all others."""
+        await self._prompts.room()
+        checked = await self._checked(record)
+        if isinstance(checked, BadRecord):
+            await park_bad(self._writer, ADMISSIONS, checked)
+            self._prompts.add(message)
+            return
+        self._learn(checked)
+        work = None
+        if isinstance(checked.event, PromptAdmitted):
+            answering = self._answer(checked, checked.event)
+            work = self._tasks.create_task(or_die("a prompt could not be assembled", answering))
+        self._prompts.add(message, work)
+
+    async def _checked(self, record: LogRecord | BadRecord) -> LogRecord | BadRecord:
+        """An admission whose run has no place is as bad as one that cannot be decoded."""
+        if isinstance(record, BadRecord):
+            return record
+        reason = ""
+        try:
+            run_id: str = record.event.run_id  # type: ignore[attr-defined]
+            if run_address(run_id).partition >= await self._writer.partitions_of(TOKENS):
+                reason = "the run's partition does not exist"
+        except BadId:
+            reason = "the run id is none"
+        if not reason:
+            return record
+        return BadRecord(record.partition, record.offset, record.appended_ms, None, None, reason)
+
+    def _learn(self, record: LogRecord) -> None:
+        match record.event:
+            case (
+                ChatCreated()
+                | ChatDeleted()
+                | PromptAdmitted()
+                | PromptRefused()
+                | RunConcluded() as event
+            ):
+                self._memory.learn(event, record.partition)
+                for waiting in self._parked.get(event.chat_id, ()):
+                    waiting.set()
+            case _:
+                pass  # Titles and leaves do not enter a prompt.
+
+    # One prompt
+
+    async def _answer(self, record: LogRecord, prompt: PromptAdmitted) -> None:
+        found = await self._find(record.partition, prompt)
+        outcome = await self._assemble(prompt, found) if isinstance(found, _Found) else found
+        match outcome:
+            case GenerationRequested():
+                await self._append(generations(prompt.model, prompt.lane), outcome, record)
+            case _Failed(detail=detail):
+                log.warning("failed run=%s: %s", prompt.run_id, detail)
+                ended = RunEnded(
+                    run_id=prompt.run_id,
+                    cause=EndCause.ERROR,
+                    writer=EndWriter.CONTEXT,
+                    detail=detail,
+                )
+                await self._append(TOKENS, ended, record)
+            case _:
+                assert_never(outcome)
+
+    async def _append(
+        self, topic: Topic, event: GenerationRequested | RunEnded, record: LogRecord
+    ) -> None:
+        cause_id = record.envelope.event_id
+        await self._writer.append(
+            topic,
+            event,
+            event_id=derived_event_id(cause_id, type(event).__name__),
+            cause_id=cause_id,
+            trace=record.envelope.trace,
+        )
+
+    async def _find(self, partition: int, prompt: PromptAdmitted) -> _Found | _Failed:
+        """Look in memory and history until everything is known, PARKED_MS_MAX at most."""
+        found = self._look(prompt)
+        if not isinstance(found, Missing):
+            return found
+        changed = asyncio.Event()
+        waiting = self._parked.setdefault(prompt.chat_id, set())
+        waiting.add(changed)
+        try:
+            deadline = time.monotonic() + PARKED_MS_MAX / 1000
+            while isinstance(found, Missing):
+                if time.monotonic() > deadline:
+                    return _Failed(detail=f"not known in time: {found.message_id}")
+                await self._recall(partition, prompt, found)
+                found = self._look(prompt)
+                if isinstance(found, Missing):
+                    await _either(changed, LOOK_AGAIN_MS)
+                    found = self._look(prompt)
+            return found
+        finally:
+            waiting.discard(changed)
+            if not waiting:
+                self._parked.pop(prompt.chat_id, None)
+
+    def _look(self, prompt: PromptAdmitted) -> _Found | _Failed | Missing:
+        facts = self._memory.facts(prompt.chat_id)
+        if facts is not None and facts.deleted:
+            return _Failed(detail="the chat is deleted")
+        if facts is None or facts.system_prompt is None:
+            return Missing(message_id=prompt.chat_id)
+        if facts.account_id != prompt.account_id:
+            return _Failed(detail="the chat belongs to another account")
+        branch = self._memory.branch(prompt.chat_id, prompt.parent_id)
+        match branch:
+            case Branch():
+                return _Found(system_prompt=facts.system_prompt, turns=turns_of(branch.messages))
+            case Missing():
+                return branch
+            case NeverComes():
+                return _Failed(detail=f"an ancestor never comes: {branch.message_id}")
+            case _:
+                assert_never(branch)
+
+    async def _recall(self, partition: int, prompt: PromptAdmitted, missing: Missing) -> None:
+        """Take what the history store holds of this chat into memory."""
+        facts, messages = None, []
+        try:
+            if missing.message_id == prompt.chat_id:
+                chat = await self._history.chat(prompt.chat_id)
+                if chat is not None:
+                    facts = ChatFacts(
+                        account_id=chat.account_id,
+                        system_prompt=chat.system_prompt,
+                        deleted=chat.deleted,
+                    )
+            else:
+                found = await self._history.ancestors(missing.message_id, limit=ANCESTORS_MAX)
+                messages = [
+                    _remembered(each)
+                    for each in found
+                    if each.chat_id == prompt.chat_id and _whole(each)
+                ]
+        except HistoryUnavailable as error:
+            log.warning("history: %s", error)
+        if facts is not None or messages:
+            self._memory.recall(prompt.chat_id, partition, facts, messages)
+
+    async def _assemble(
+        self, prompt: PromptAdmitted, found: _Found
+    ) -> GenerationRequested | _Failed:
+        model = self._models.get(prompt.model)
+        if model is None:
+            return _Failed(detail=f"the model {prompt.model} is not served")
+        chars = len(found.system_prompt) + len(prompt.content)
+        chars += sum(len(t.asked.content) + len(t.answered.content) for t in found.turns)
+        try:
+            if chars <= INLINE_CHARS_MAX:
+                ids = self._encode(model, prompt, found)
+            else:
+                ids = await asyncio.to_thread(self._encode, model, prompt, found)
+        except ConversationRefusedError as error:
+            return _Failed(detail=str(error))
+        if ids is None:
+            return _Failed(detail="the message alone exceeds its input budget")
+        return GenerationRequested(
+            run_id=prompt.run_id,
+            account_id=prompt.account_id,
+            chat_id=prompt.chat_id,
+            tier=prompt.tier,
+            lane=prompt.lane,
+            model=prompt.model,
+            prompt_ids=ids,
+            sampling=prompt.sampling,
+            stop=prompt.stop,
+            granted_output_tokens=prompt.granted_output_tokens,
+            cache_scope=hmac.digest(self._cache_key, prompt.account_id.encode(), "sha256").hex(),
+            deadline_ms=prompt.deadline_ms,
+            quota_limited=prompt.quota_limited,
+        )
+
+    def _encode(
+        self, model: PromptModel, prompt: PromptAdmitted, found: _Found
+    ) -> tuple[int, ...] | None:
+        """The prompt's ids within its budget (rules W1 to W6), or None where not even the message fits."""
+        *system, user = model.shortest_prompt(found.system_prompt, prompt.content)
+        shortest = model.prompt_ids([*system, user])
+        room = prompt.input_budget_tokens - len(shortest)
+        if room < 0:
+            return None
+        turns = found.turns
+        start = first_kept(self._costs(model, turns, room), room)
+        while start < len(turns):
+            kept = [_chat_message(s) for t in turns[start:] for s in (t.asked, t.answered)]
+            ids = model.prompt_ids([*system, *kept, user])
+            if len(ids) <= prompt.input_budget_tokens:
+                return ids
+            start += (
+                1  # The single costs add up to no less, so this is for a template that surprises.
+            )
+        return shortest
+
+    def _costs(self, model: PromptModel, turns: list[Turn], room: int) -> list[int]:
+        """What each turn costs. Those older than what fits are not counted but put above `room`."""
+        costs = [room + 1] * len(turns)
+        left = room
+        for at in range(len(turns) - 1, -1, -1):
+            costs[at] = self._cost(model, turns[at].asked) + self._cost(model, turns[at].answered)
+            left -= costs[at]
+            if left < 0:
+                break
+        return costs
+
+    def _cost(self, model: PromptModel, said: Said) -> int:
+        name = (model.name, said.message_id)
+        cost = self._counts.get(name)
+        if cost is None:
+            if len(self._counts) >= COUNTS_MAX:
+                self._counts.clear()
+            cost = self._counts[name] = model.count_message(said.role, said.content)
+        return cost
+
+
+async def _either(changed: asyncio.Event, wait_ms: int) -> None:
+    """Until something was learnt of the chat, or time to ask the history store again."""
+    try:
+        async with asyncio.timeout(wait_ms / 1000):
+            await changed.wait()
+    except TimeoutError:
+        return
+    changed.clear()
+
+
+def _whole(message: Message) -> bool:
+    return message.role is Role.USER or message.status in CONCLUDED
+
+
+def _remembered(message: Message) -> Remembered:
+    said = Said(message_id=message.message_id, role=message.role, content=message.content)
+    return Remembered(said=said, parent_id=message.parent_id)
+
+
+def _chat_message(said: Said) -> ChatMessage:
+    return ChatMessage(role=said.role, content=said.content)
