@@ -26,8 +26,6 @@ from urllib.parse import urlsplit
 import msgspec
 import xllamacpp
 
-from inference_workers.decisions.held_text import Piece
-from inference_workers.decisions.lost_ids import lost_ids
 from inference_workers.engine import (
     Dead,
     EndReason,
@@ -37,6 +35,7 @@ from inference_workers.engine import (
     EngineStream,
     GenRequest,
 )
+from inference_workers.llama_listener import CompletionListener
 from inference_workers.loopback_http import LoopbackCall, LoopbackPort
 from inference_workers.slot_book import (
     STOP_STRING_CHARS_MAX,
@@ -50,7 +49,6 @@ from infra.models.tokenizer import token_bytes
 _ASK_TIMEOUT_S: Final = 30.0
 _CONFIRM_POLL_S: Final = 0.02
 _CONFIRM_AT_CLOSE_S: Final = 3.0
-_SERVER_ERROR: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,36 +66,19 @@ class LlamaSettings:
     stalled_after_s: float = 30.0
 
 
-class _Progress(msgspec.Struct):
-    cache: int = 0
-
-
-class _Event(msgspec.Struct):
-    """The fields that are read of one event of `/completion`."""
-
-    content: str = ""
-    tokens: tuple[int, ...] = ()
-    stop: bool = False
-    tokens_predicted: int = 0
-    stop_type: str = "none"
-    prompt_progress: _Progress | None = None
-    error: dict[str, Any] | None = None
-
-
 class _Slot(msgspec.Struct):
     id: int
     is_processing: bool
 
 
-_event: Final = msgspec.json.Decoder(_Event)
 _slots: Final = msgspec.json.Decoder(list[_Slot])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """What a slot's cache holds from its last request, and for whom."""
+    """What a slot's cache holds from its last request, and for whom; None: for nobody."""
 
-    scope: str = ""
+    scope: str | None = None
     ids: tuple[int, ...] = ()
     used: int = 0
 
@@ -216,7 +197,16 @@ class LlamaEngine:
         return best[2], best[0] > 0
 
     async def _generate(self, seat: Seat, fed: tuple[int, ...], *, reuse: bool) -> None:
-        listener = _Listener(seat, self._token_bytes, self._id_of)
+        if seat.over:  # Cancelled before the engine had heard of it.
+            self._forget(seat.slot)
+            seat.freed()
+            return
+        listener = CompletionListener(
+            seat,
+            bytes_of=self._token_bytes,
+            id_of=self._id_of,
+            remember=lambda made: self._remember(seat, made),
+        )
         body = msgspec.json.encode(self._ask_for(seat, fed, reuse=reuse))
         try:
             call = await self.port.open("/completion", body, listener.hear)
@@ -230,8 +220,9 @@ class LlamaEngine:
         finally:
             self._calls.discard(call)
         if listener.finished:
-            self._remember(seat, listener)
             return
+        if not seat.generated:
+            self._forget(seat.slot)
         if not complete or call.status != 200:
             listener.cut_off(complete=complete)
             await self._confirm_free(seat)
@@ -255,11 +246,13 @@ class LlamaEngine:
                 return
             await asyncio.sleep(_CONFIRM_POLL_S)
 
-    def _remember(self, seat: Seat, listener: _Listener) -> None:
+    def _remember(self, seat: Seat, made: tuple[int, ...]) -> None:
         kept = self._kept[seat.slot]
-        self._kept[seat.slot] = _Kept(
-            scope=kept.scope, ids=kept.ids + tuple(listener.ids), used=kept.used
-        )
+        self._kept[seat.slot] = _Kept(scope=kept.scope, ids=kept.ids + made, used=kept.used)
+
+    def _forget(self, slot: int) -> None:
+        """Nobody knows how much of a prompt the slot read, or whose what it holds now is."""
+        self._kept[slot] = _Kept(used=self._uses)
 
     def _ask_for(self, seat: Seat, fed: tuple[int, ...], *, reuse: bool) -> Mapping[str, Any]:
         sampling = seat.request.sampling
@@ -276,100 +269,6 @@ class LlamaEngine:
             "top_p": self._spec.top_p_default if sampling.top_p is None else sampling.top_p,
             "seed": -1 if sampling.seed is None else sampling.seed,
         }
-
-
-class _Listener:
-    """Turns the events of one call into the seat's pieces and end."""
-
-    def __init__(self, seat: Seat, bytes_of: tuple[bytes, ...], id_of: Mapping[bytes, int]) -> None:
-        self.finished = False
-        self.ids: list[int] = []
-        self._seat = seat
-        self._bytes_of = bytes_of
-        self._id_of = id_of
-        self._call: LoopbackCall | None = None
-        self._begun = False
-        self._made = 0
-
-    def attach(self, call: LoopbackCall) -> None:
-        self._call = call
-        self._seat.when_over(self._close_if_begun)
-
-    def hear(self, data: bytes) -> None:
-        """One event. Not JSON of that shape: the engine is not the one that was tried; it
-        raises.
-        """
-        event = _event.decode(data)
-        self._begun = True
-        if event.stop and event.error is None:
-            self._end(event)
-        elif self._seat.over:
-            self._close_if_begun()
-        elif event.error is not None:
-            self._refused(event.error)
-        elif event.prompt_progress is not None:
-            self._seat.prefilled(cached=event.prompt_progress.cache)
-        else:
-            self._piece(event)
-
-    def cut_off(self, *, complete: bool) -> None:
-        """The call ended without a last event, which the seat may have wanted."""
-        if self._seat.over:
-            return
-        call = self._call
-        status = call.status if call is not None else 0
-        kind = _error_type(call.body) if call is not None and complete else "cut off"
-        self._seat.ended(
-            EndReason.ERROR,
-            retryable=not complete or status >= _SERVER_ERROR,
-            detail=f"the engine answered {status}, {kind}",
-        )
-
-    def _close_if_begun(self) -> None:
-        """A request that the engine has not begun would outlive its connection: wait for its first
-        event, which comes with its first batch."""
-        if self._begun and self._call is not None and not self.finished:
-            self._call.abort()
-
-    def _piece(self, event: _Event) -> None:
-        count = event.tokens_predicted - self._made
-        if count < 1:
-            return
-        self._made = event.tokens_predicted
-        data = event.content.encode()
-        ids = self._exact_ids(data, event.tokens, count)
-        self.ids.extend(ids or ())
-        self._seat.made(Piece(data=data, ids=ids, count=count))
-
-    def _exact_ids(
-        self, data: bytes, tokens: tuple[int, ...], count: int
-    ) -> tuple[int, ...] | None:
-        if len(tokens) == count:
-            return tokens
-        if len(tokens) != 1:
-            return None
-        last = self._bytes_of[tokens[0]]
-        if not last or not data.endswith(last):
-            return None
-        missing = data[: -len(last)]
-        before = lost_ids(missing=missing, count=count - 1, id_of=self._id_of)
-        return None if before is None else (*before, tokens[0])
-
-    def _end(self, event: _Event) -> None:
-        """The engine lets go of the slot right after this event, before it looks at its queue."""
-        self.finished = True
-        reason = EndReason.STOP
-        if event.stop_type == "limit":
-            full = event.tokens_predicted < self._seat.request.max_new_tokens
-            reason = EndReason.CONTEXT_FULL if full else EndReason.LENGTH
-        self._seat.ended(reason, generated=event.tokens_predicted)
-        self._seat.freed()
-
-    def _refused(self, error: Mapping[str, Any]) -> None:
-        code = error.get("code")
-        again = not isinstance(code, int) or code >= _SERVER_ERROR
-        detail = f"the engine's error {code}, {error.get('type')}"
-        self._seat.ended(EndReason.ERROR, retryable=again, detail=detail)
 
 
 class _Ending:
@@ -418,11 +317,3 @@ def _shared_prefix(kept: tuple[int, ...], fed: tuple[int, ...]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _error_type(body: bytes) -> str:
-    try:
-        error = msgspec.json.decode(body).get("error", {})
-        return str(error.get("type", "unknown"))
-    except (msgspec.DecodeError, AttributeError):
-        return "unknown"

@@ -43,6 +43,16 @@ async def test_a_prefix_is_reused_within_a_scope_and_never_across() -> None:
         assert back.cached < back.prompt // 2
 
 
+async def test_a_request_that_never_ran_does_not_inherit_what_its_slot_holds() -> None:
+    """I10. The slot still holds the other scope's prompt."""
+    async with running("llama", slots=1) as engine:
+        await usage_of(engine, LONG, "one")
+        stream = engine.submit(replace(ask("r", LONG), cache_scope="another"))
+        engine.cancel("r")
+        await stream.wait_freed()
+        assert (await usage_of(engine, LONG, "another")).cached == 0
+
+
 async def test_the_ids_of_a_character_over_several_tokens_are_recovered_and_resume() -> None:
     async with running("llama") as engine:
         question = "Say hello with an emoji"
