@@ -32,7 +32,7 @@ COLLECT_AGAIN_AFTER_S: Final = 0.5
 
 
 class Intake:
-    """`read`, `keep_tails` and `commit` run for ever; start each as a task. `model` and `epoch` are what requests must be for."""
+    """`start` it inside its membership. `model` and `epoch` are what requests must be for."""
 
     def __init__(
         self,
@@ -66,9 +66,21 @@ class Intake:
         self._spans = spans
         self._tasks = tasks
         self._now_ms = now_ms
+        self._loops: list[asyncio.Task[NoReturn]] = []
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._reassigned = asyncio.Event()
         self._batch_read = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to read, to follow and to commit."""
+        loops = (self._read(), self._keep_tails(), self._commit())
+        self._loops = [self._tasks.create_task(loop) for loop in loops]
+
+    async def stop(self) -> None:
+        """End that and leave the group; answers under way are not touched."""
+        for loop in self._loops:
+            loop.cancel()
+        await self.membership.leave()
 
     def _assigned(self, queues: frozenset[Queue]) -> None:
         self._desk.own(queues)
@@ -84,7 +96,7 @@ class Intake:
         )
         self._reassigned.set()
 
-    async def read(self) -> NoReturn:
+    async def _read(self) -> NoReturn:
         """Read requests into the desk. Raises AppendFailed where a bad record could not be parked."""
         while True:
             batch = await self.membership.read(wait_ms=READ_WAIT_MS)
@@ -152,7 +164,7 @@ class Intake:
             reason=reason if bad else f"{reason}; see the source",
         )
 
-    async def keep_tails(self) -> NoReturn:
+    async def _keep_tails(self) -> NoReturn:
         """Give every owned partition a tail."""
         while True:
             await self._reassigned.wait()
@@ -205,7 +217,7 @@ class Intake:
             tail.follow(self._desk.lowest_mint(partition)), name=f"tail-{partition}"
         )
 
-    async def commit(self) -> NoReturn:
+    async def _commit(self) -> NoReturn:
         """Commit what is done, now and then; at once when membership is in doubt, to learn of it."""
         while True:
             try:

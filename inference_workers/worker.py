@@ -156,9 +156,7 @@ class Worker:
         )
         async with intake.membership:
             tasks.create_task(_first_failure(defect, intake.membership.failure))
-            tasks.create_task(intake.keep_tails())
-            tasks.create_task(intake.read())
-            tasks.create_task(intake.commit())
+            intake.start()
             tasks.create_task(_tick(desk))
             tasks.create_task(self._report(desk, log))
             announce_ready()
@@ -173,7 +171,7 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_COMMIT_WAIT_S_MAX):
                 await intake.commit_now()
-        await intake.membership.leave()
+        await intake.stop()
         with contextlib.suppress(AppendFailed, TimeoutError):
             async with asyncio.timeout(LAST_REPORT_WAIT_S_MAX):
                 await self._append_report(desk, log, ordinal=0, draining=True)

@@ -1,0 +1,269 @@
+"""Real worker processes on a real broker with the scripted engine: whatever happens to a worker, a run is answered once and whole."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.events.tokens import AttemptStarted, RunEnded, TokensGenerated
+from schemas.vocabulary import EndCause, FinishReason, Lane
+from tests.integration.running import RunningBroker
+from tests.integration.waiting import eventually, eventually_async
+from tests.integration.worker_runs import (
+    SESSION_S,
+    Runs,
+    WorkerProcess,
+    script_text,
+    settled,
+)
+
+StartWorker = Callable[..., WorkerProcess]
+TAKEOVER_S_MAX = SESSION_S + 2
+
+
+@pytest.fixture(scope="module")
+def worker_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker of these tests' own: other tests' workers would take part otherwise."""
+    running = RunningBroker(tmp_path_factory.mktemp("worker-broker"))
+    running.start()
+    yield running
+    running.end()
+
+
+@pytest.fixture
+async def runs(worker_broker: RunningBroker) -> AsyncIterator[Runs]:
+    async with Runs(worker_broker.bootstrap) as entered:
+        yield entered
+
+
+@pytest.fixture
+def worker(worker_broker: RunningBroker, tmp_path: Path, runs: Runs) -> Iterator[StartWorker]:
+    """Start a worker: `worker(delay_ms=20, tokens=200)`. Topics exist before the first one starts."""
+    started: list[WorkerProcess] = []
+
+    def start(*, delay_ms: float = 0, tokens: int = 64, slots: int = 8) -> WorkerProcess:
+        process = WorkerProcess(
+            tmp_path,
+            bootstrap=worker_broker.bootstrap,
+            variables={
+                "TURNLOG_SCRIPTED_DELAY_MS": str(delay_ms),
+                "TURNLOG_SCRIPTED_TOKENS": str(tokens),
+                "TURNLOG_SCRIPTED_SLOTS": str(slots),
+            },
+        )
+        started.append(process)
+        process.wait_ready()
+        return process
+
+    yield start
+    for process in started:
+        process.end()
+        print(process.log())  # Shown where the test failed.
+
+
+async def test_a_request_becomes_one_attempt_dense_deltas_and_one_end(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker(tokens=40)
+    run_id = await runs.start(prompt_ids=(5, 6, 7, 8))
+    log = await runs.until_ended(run_id)
+    assert log.state.finish_reason is FinishReason.STOP
+    assert log.state.text == script_text((5, 6, 7, 8), 40)
+    assert (log.state.n, log.state.attempt, log.state.input_tokens) == (40, 1, 4)
+    first = log.of(TokensGenerated)[0].event
+    assert isinstance(first, TokensGenerated)
+    assert first.ids is not None
+    assert len(first.ids) == first.count
+
+
+async def test_the_grant_is_reached_exactly_and_named_for_what_it_was(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker(tokens=64)
+    ends = []
+    for quota_limited in (False, True):
+        run_id = await runs.mint(1)
+        await runs.queue(run_id, grant=20)
+        await runs.request(run_id, grant=20, quota_limited=quota_limited)
+        log = await runs.until_ended(run_id)
+        assert log.state.n == 20
+        ends.append(log.state.finish_reason)
+    assert ends == [FinishReason.LENGTH, FinishReason.QUOTA_REACHED]
+
+
+async def test_a_request_that_comes_before_its_run_is_queued_waits_for_it(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker()
+    run_id, other = await runs.mint(2), await runs.mint(2)
+    await runs.request(run_id)
+    await runs.queue(other)
+    await runs.request(other)
+    await runs.until_ended(other)
+    assert (await runs.read(run_id)).state.attempt == 0
+    await runs.queue(run_id)
+    assert (await runs.until_ended(run_id)).state.finish_reason is FinishReason.STOP
+
+
+async def test_requests_that_waited_while_no_worker_was_alive_are_answered_once_each(
+    runs: Runs, worker: StartWorker
+) -> None:
+    run_ids = [await runs.start(partition % 4, (partition,)) for partition in range(12)]
+    for run_id in run_ids:
+        await runs.request(run_id, (99,))  # A replay of context: the lowest offset counts.
+    worker(tokens=30, slots=3)
+    for place, run_id in enumerate(run_ids):
+        log = await runs.until_ended(run_id)
+        assert log.state.text == script_text((place,), 30)
+        assert log.state.attempt == 1
+
+
+async def test_a_run_cancelled_before_it_is_queued_or_started_is_never_attempted(
+    runs: Runs, worker: StartWorker
+) -> None:
+    early, waiting = await runs.mint(0), await runs.mint(0)
+    await runs.cancel(early)
+    await runs.queue(early)
+    await runs.request(early)
+    await runs.queue(waiting)
+    await runs.request(waiting)
+    await runs.cancel(waiting)
+    worker()
+    last = await runs.start(0)
+    await runs.until_ended(last)
+    for run_id in (early, waiting):
+        log = await runs.read(run_id)
+        assert log.state.finish_reason is FinishReason.CANCELLED
+        assert not log.of(AttemptStarted)
+        assert not log.of(AttemptStarted, accepted=False)
+
+
+async def test_a_cancel_in_mid_answer_ends_it_in_place_and_frees_the_slot_for_the_next(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker(delay_ms=20, tokens=2_000, slots=1)
+    run_id = await runs.start(0)
+    await runs.until_said(run_id, 5)
+    waiting = await runs.start(0, (4,))
+    await runs.cancel(run_id)
+    await runs.cancel(run_id)
+    await runs.until_said(waiting, 1, within_s=5)
+    log = await runs.read(run_id)
+    log.check()
+    assert log.state.finish_reason is FinishReason.CANCELLED
+    assert not log.of(RunEnded, accepted=False)
+
+
+async def test_a_worker_killed_in_mid_answer_is_replaced_and_the_client_sees_one_answer(
+    runs: Runs, worker: StartWorker
+) -> None:
+    workers = [worker(delay_ms=30, tokens=150), worker(delay_ms=30, tokens=150)]
+    await settled(workers)
+    run_id = await runs.start(0, (7, 7))
+    log = await runs.until_said(run_id, 10)
+    by_name = {w.name: w for w in workers}
+    victim = by_name[runs.writer_of(log, 1).rpartition("-")[0]]
+    killed = time.monotonic()
+    victim.send(signal.SIGKILL)
+    said = (await runs.read(run_id)).state.n
+    await runs.until_said(run_id, said + 1, attempt=2, within_s=TAKEOVER_S_MAX + 1)
+    took_s = time.monotonic() - killed
+    log = await runs.until_ended(run_id)
+    assert log.state.attempt == 2
+    assert log.state.text == script_text((7, 7), 150)
+    assert took_s <= TAKEOVER_S_MAX, f"takeover took {took_s:.1f} s"
+
+
+async def test_a_worker_paused_past_its_session_leaves_nothing_visible_when_it_wakes(
+    runs: Runs, worker: StartWorker
+) -> None:
+    workers = [worker(delay_ms=30, tokens=200), worker(delay_ms=30, tokens=200)]
+    await settled(workers)
+    run_id = await runs.start(1, (8, 8))
+    log = await runs.until_said(run_id, 10)
+    by_name = {w.name: w for w in workers}
+    zombie = by_name[runs.writer_of(log, 1).rpartition("-")[0]]
+    zombie.send(signal.SIGSTOP)
+    await runs.until_said(run_id, 1, attempt=2, within_s=TAKEOVER_S_MAX + 1)
+    zombie.send(signal.SIGCONT)
+    log = await runs.until_ended(run_id)
+    assert log.state.text == script_text((8, 8), 200)
+    assert zombie.process.poll() is None
+    # It comes back into the group and works.
+    await settled(workers)
+    again = [await runs.start(partition, (9,)) for partition in range(4)]
+    for run in again:
+        assert (await runs.until_ended(run, within_s=30)).state.text == script_text((9,), 200)
+
+
+async def test_a_worker_told_to_stop_leaves_its_runs_to_others_and_exits_soon(
+    runs: Runs, worker: StartWorker
+) -> None:
+    first = worker(delay_ms=20, tokens=200)
+    run_id = await runs.start(0, (3, 1))
+    await runs.until_said(run_id, 10)
+    second = worker(delay_ms=20, tokens=200)
+    await settled([first, second])
+    code, took_s = first.stop()
+    assert code == 0
+    assert took_s < 3
+    log = await runs.until_ended(run_id)
+    assert log.state.text == script_text((3, 1), 200)
+    assert second.process.poll() is None
+
+
+async def test_members_that_come_and_go_cost_no_run_its_answer(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker(delay_ms=10, tokens=400)
+    run_ids = [await runs.start(partition, (partition, 5)) for partition in range(4)]
+    for run_id in run_ids:
+        await runs.until_said(run_id, 1)
+    for _ in range(3):
+        passing = worker(delay_ms=10, tokens=400)
+        eventually(passing.owned_partitions, within_s=15, what="it takes part")
+        assert passing.stop()[0] == 0
+    for place, run_id in enumerate(run_ids):
+        log = await runs.until_ended(run_id, within_s=40)
+        assert log.state.text == script_text((place, 5), 400)
+
+
+async def test_a_poison_request_is_parked_and_the_queue_goes_on(
+    runs: Runs, worker: StartWorker
+) -> None:
+    before = await runs.parked(Lane.PLUS, 3)
+    await runs.poison(Lane.PLUS, 3)
+    worker()
+    run_id = await runs.mint(3)
+    await runs.queue(run_id, lane=Lane.PLUS)
+    await runs.request(run_id, lane=Lane.PLUS)
+    await runs.until_ended(run_id)
+
+    async def parked() -> bool:
+        return await runs.parked(Lane.PLUS, 3) == before + 1
+
+    await eventually_async(parked, within_s=5, what="the poison is parked")
+
+
+async def test_a_request_that_the_engine_refuses_ends_with_an_error(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker()
+    run_id = await runs.start(0, tuple(range(5_000)))
+    log = await runs.until_ended(run_id)
+    assert log.state.finish_reason is FinishReason.ERROR
+    ended = log.of(RunEnded)[0].event
+    assert isinstance(ended, RunEnded)
+    assert ended.cause is EndCause.ERROR
+
+
+async def test_an_unknown_model_stops_the_worker_with_one_line(tmp_path: Path) -> None:
+    process = WorkerProcess(
+        tmp_path, bootstrap="127.0.0.1:1", variables={"TURNLOG_MODEL": "no-such-model"}
+    )
+    assert process.process.wait(timeout=20) == 2
+    assert process.log().startswith("turnlog: TURNLOG_MODEL: unknown model 'no-such-model'")

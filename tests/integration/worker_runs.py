@@ -1,0 +1,327 @@
+"""Worker processes, and what stands around them: runs queued and requested as admission and context do it, and a reader that folds."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from inference_workers.decisions.script import Script, answer
+from infra.command.topics import apply_topics
+from infra.log.epoch import topic_epoch
+from infra.log.records import BadRecord, LogRecord
+from infra.log.span_reader import SpanReader
+from producers.log_writer import Appended, LogWriter
+from schemas.events import Event
+from schemas.events.generations import GenerationRequested
+from schemas.events.tokens import (
+    AttemptStarted,
+    PartitionTick,
+    RunCancelled,
+    RunEnded,
+    RunQueued,
+    TokensGenerated,
+)
+from schemas.ids import RANDOM_BYTES, RunAddress, derived_event_id, mint_run_id, run_address
+from schemas.run_fold import NEW_RUN, RunState, fold
+from schemas.topics import TOKENS, Topic, generations
+from schemas.vocabulary import CancelReason, Lane, Tier
+from tests.integration.running import REPOSITORY, environment
+from tests.integration.waiting import eventually, eventually_async
+
+MODEL: Final = "smollm2-135m"
+PARTITIONS: Final = 4
+SESSION_S: Final = 3.0
+KEY: Final = b"k" * 32
+
+
+def script_text(prompt_ids: tuple[int, ...], tokens: int) -> str:
+    """What the scripted engine says to this prompt, uninterrupted."""
+    said = answer(script=Script.WORDS, prompt_ids=prompt_ids, tokens=tokens)
+    return b"".join(token.says for token in said).decode()
+
+
+class WorkerProcess:
+    """`python -m inference_workers.worker` with the scripted engine."""
+
+    def __init__(self, folder: Path, *, bootstrap: str, variables: Mapping[str, str]) -> None:
+        name = f"worker-{secrets.token_hex(3)}"
+        self._ready = folder / f"{name}.ready"
+        self.log_path = folder / f"{name}.log"
+        overrides = {
+            "TURNLOG_HOME": str(folder),
+            "TURNLOG_KAFKA": bootstrap,
+            "TURNLOG_SESSION_MS": str(int(SESSION_S * 1000)),
+            "TURNLOG_ENGINE": "scripted",
+            "TURNLOG_READY_FILE": str(self._ready),
+            "TURNLOG_PART": name,
+            **variables,
+        }
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                (sys.executable, "-m", "inference_workers.worker"),
+                cwd=REPOSITORY,
+                env=environment(overrides),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.name = name
+
+    def wait_ready(self) -> None:
+        """Return when it says that it serves."""
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log()
+            return self._ready.exists()
+
+        eventually(ready, within_s=30, what="the worker is ready")
+
+    def owned_partitions(self) -> set[int] | None:
+        """The token partitions of its last assignment, as its log says; None before the first."""
+        lines = [line for line in self.log().splitlines() if "queues_assigned" in line]
+        if not lines:
+            return None
+        named = lines[-1].rpartition("partitions=")[2].strip()
+        return {int(partition) for partition in named.split(",") if partition}
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> tuple[int, float]:
+        """SIGTERM; the exit code and the seconds it took."""
+        asked = time.monotonic()
+        self.process.terminate()
+        return self.process.wait(timeout=15), time.monotonic() - asked
+
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8", "replace")
+
+    def end(self) -> None:
+        """However it stands."""
+        if self.process.poll() is None:
+            self.process.kill()
+            os.kill(self.process.pid, signal.SIGCONT)
+            self.process.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A record of a run, and whether it counted."""
+
+    offset: int
+    appended_ms: int
+    event: Event
+    accepted: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class RunLog:
+    """A run as any reader sees it: every record with the fold's verdict, and the state after them all."""
+
+    state: RunState = NEW_RUN
+    seen: list[Seen] = field(default_factory=list)
+
+    def of(self, kind: type[Event], *, accepted: bool = True) -> list[Seen]:
+        return [s for s in self.seen if isinstance(s.event, kind) and s.accepted is accepted]
+
+    def check(self) -> None:
+        """I2 and I3: dense indices, exactly one accepted terminal, nothing counted after it."""
+        n = 0
+        for piece in self.of(TokensGenerated):
+            assert isinstance(piece.event, TokensGenerated)
+            assert piece.event.index == n
+            n += piece.event.count
+        assert n == self.state.n
+        terminals = self.of(RunEnded) + self.of(RunCancelled)
+        assert len(terminals) == 1
+        assert all(s.offset <= terminals[0].offset for s in self.seen if s.accepted)
+
+
+class Runs:
+    """Stands for everybody but the worker."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._log = LogWriter(bootstrap=bootstrap, client_id="test")
+        self._spans = SpanReader(bootstrap=bootstrap, client_id="test")
+        self._epoch = 0
+
+    async def __aenter__(self) -> Self:
+        await apply_topics(self._bootstrap, models=(MODEL,), partitions=PARTITIONS)
+        self._epoch = await topic_epoch(self._bootstrap)
+        await self._log.__aenter__()
+        await self._spans.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._spans.__aexit__()
+        await self._log.__aexit__()
+
+    async def mint(self, partition: int) -> str:
+        """A run id as an edge mints it."""
+        bounds = await self._spans.bounds(TOKENS, [partition])
+        address = RunAddress(
+            epoch=self._epoch, partition=partition, mint_offset=bounds[partition].end
+        )
+        random = secrets.token_bytes(RANDOM_BYTES)
+        return mint_run_id(key=KEY, account_id="a", address=address, random=random)
+
+    async def queue(self, run_id: str, *, grant: int = 1_000, lane: Lane = Lane.FREE) -> Appended:
+        """What admission writes."""
+        return await self._append(
+            TOKENS,
+            RunQueued(
+                run_id=run_id,
+                account_id="a",
+                chat_id="chat",
+                user_message_id="m1",
+                assistant_message_id="m2",
+                parent_id=None,
+                tier=Tier.FREE,
+                lane=lane,
+                model=MODEL,
+                input_budget_tokens=1_000,
+                granted_output_tokens=grant,
+                deadline_ms=60_000,
+            ),
+        )
+
+    async def request(
+        self,
+        run_id: str,
+        prompt_ids: tuple[int, ...] = (1, 2, 3),
+        *,
+        grant: int = 1_000,
+        lane: Lane = Lane.FREE,
+        quota_limited: bool = False,
+    ) -> Appended:
+        """What context writes."""
+        return await self._append(
+            generations(MODEL, lane),
+            GenerationRequested(
+                run_id=run_id,
+                account_id="a",
+                chat_id="chat",
+                tier=Tier.FREE,
+                lane=lane,
+                model=MODEL,
+                prompt_ids=prompt_ids,
+                granted_output_tokens=grant,
+                cache_scope="scope",
+                deadline_ms=60_000,
+                quota_limited=quota_limited,
+            ),
+        )
+
+    async def cancel(self, run_id: str) -> Appended:
+        """What the edge writes."""
+        return await self._append(TOKENS, RunCancelled(run_id=run_id, reason=CancelReason.USER))
+
+    async def start(self, partition: int = 0, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> str:
+        """Mint, queue and request."""
+        run_id = await self.mint(partition)
+        await self.queue(run_id)
+        await self.request(run_id, prompt_ids)
+        return run_id
+
+    async def poison(self, lane: Lane, partition: int) -> Appended:
+        """Bytes that are no event, where a request should be."""
+        future = await self._log.send_raw(
+            generations(MODEL, lane).name, b"{", key=b"k", partition=partition, headers=[]
+        )
+        return await future
+
+    async def parked(self, lane: Lane, partition: int) -> int:
+        """How many records the lane's partition has in `.dead`."""
+        topic = generations(MODEL, lane)
+        dead = Topic(
+            name=topic.dead,
+            key=topic.key,
+            events=(),
+            retention_ms=topic.retention_ms,
+            writers=topic.writers,
+            readers=topic.readers,
+        )
+        return (await self._spans.bounds(dead, [partition]))[partition].end
+
+    async def read(self, run_id: str) -> RunLog:
+        """Fold the run from its mint offset to the partition's end."""
+        address = run_address(run_id)
+        end = (await self._spans.bounds(TOKENS, [address.partition]))[address.partition].end
+        log = RunLog()
+        async for batch in self._spans.span(TOKENS, address.partition, address.mint_offset, end):
+            for record in batch:
+                self._see(log, run_id, record)
+        return log
+
+    def _see(self, log: RunLog, run_id: str, record: LogRecord | BadRecord) -> None:
+        if isinstance(record, BadRecord) or isinstance(record.event, PartitionTick):
+            return
+        event = record.event
+        if event.run_id != run_id:  # type: ignore[attr-defined]
+            return
+        log.state, accepted = fold(log.state, event)  # type: ignore[arg-type]
+        log.seen.append(
+            Seen(
+                offset=record.offset,
+                appended_ms=record.appended_ms,
+                event=event,
+                accepted=accepted,
+            )
+        )
+
+    async def until_ended(self, run_id: str, *, within_s: float = 20) -> RunLog:
+        """The run once it has its terminal, checked."""
+
+        async def ended() -> RunLog | None:
+            log = await self.read(run_id)
+            return log if log.state.ended else None
+
+        log = await eventually_async(ended, within_s=within_s, what="the run has ended")
+        log.check()
+        return log
+
+    async def until_said(
+        self, run_id: str, tokens: int, *, attempt: int = 1, within_s: float = 20
+    ) -> RunLog:
+        """The run once so many tokens of it are accepted in this attempt or a later one."""
+
+        async def said() -> RunLog | None:
+            log = await self.read(run_id)
+            enough = log.state.n >= tokens and log.state.attempt >= attempt
+            return log if enough else None
+
+        return await eventually_async(said, within_s=within_s, what=f"{tokens} tokens were said")
+
+    def writer_of(self, log: RunLog, attempt: int) -> str:
+        """The worker whose attempt of this number was accepted."""
+        events = [s.event for s in log.of(AttemptStarted)]
+        found = [e for e in events if isinstance(e, AttemptStarted) and e.attempt == attempt]
+        return found[0].worker_id
+
+    async def _append(self, topic: Topic, event: Event) -> Appended:
+        event_id = derived_event_id(secrets.token_hex(8), type(event).__name__)
+        return await self._log.append(topic, event, event_id=event_id)
+
+
+async def settled(workers: list[WorkerProcess]) -> None:
+    """Return when these workers own all partitions together, each some (with several)."""
+
+    async def shared() -> bool:
+        owned = [worker.owned_partitions() for worker in workers]
+        if any(partitions is None or not partitions for partitions in owned):
+            return False
+        union: set[int] = set()
+        for partitions in owned:
+            union |= partitions or set()
+        return union == set(range(PARTITIONS))
+
+    await eventually_async(shared, within_s=30, what="the workers share all partitions")
