@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from infra.command import topics_command, up
+from infra.command import token, topics_command, up
 
 app = typer.Typer(
     name="turnlog",
@@ -24,6 +24,7 @@ app.add_typer(topics_command.topics, name="topics")
 app.command()(up.up)
 app.command()(up.down)
 app.command()(up.status)
+app.command()(token.token)
 
 
 @app.command()
@@ -39,10 +40,6 @@ def settings() -> None:
 def main() -> None:
     """Entry point of the installed `turnlog` script."""
     app()
-
-
-if __name__ == "__main__":
-    main()
 
 
 if __name__ == "__main__":

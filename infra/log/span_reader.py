@@ -101,9 +101,15 @@ class SpanReader:
         return sorted(self._offsets.partitions_for_topic(topic.name) or ())
 
     async def span(
-        self, topic: Topic, partition: int, start: int, end: int
+        self,
+        topic: Topic,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        only_key: bytes | None = None,
     ) -> AsyncIterator[list[LogRecord | BadRecord]]:
-        """Batches of the records with start <= offset < end, in order.
+        """Batches of the records with start <= offset < end, in order; with `only_key` those that have it (a batch may be empty).
 
         `end` must not lie beyond the partition's end. Raises OffsetsGone where `start` is older than what is kept, SpanFailed
         after SPAN_WAIT_MS_MAX without a record.
@@ -119,7 +125,11 @@ class SpanReader:
             while position < end:
                 batch = await self._next(consumer, source)
                 position = batch[-1].offset + 1
-                yield [read_record(topic, raw) for raw in batch if raw.offset < end]
+                yield [
+                    read_record(topic, raw)
+                    for raw in batch
+                    if raw.offset < end and (only_key is None or raw.key == only_key)
+                ]
         finally:
             consumer.unsubscribe()
             self._idle.put_nowait(consumer)

@@ -1,0 +1,97 @@
+"""The application: the table of routes, and what becomes of a refusal."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from edge import account_routes, chat_routes, health_routes, message_routes, run_routes
+from edge.answers import problem_answer
+from edge.decisions.problems import INVALID, NOT_FOUND, SERVER, Problem, Refused
+from edge.rim import Rim
+from edge.state import EdgeState
+from infra.history import HistoryUnavailable
+
+_CHAT = "/v1/chats/{chat_id}"
+_RUN = _CHAT + "/runs/{run_id}"
+
+ROUTES = (
+    Route("/v1/chats", chat_routes.create_chat, methods=["POST"]),
+    Route("/v1/chats", chat_routes.list_chats, methods=["GET"]),
+    Route(_CHAT, chat_routes.read_chat, methods=["GET"]),
+    Route(_CHAT, chat_routes.rename_chat, methods=["PATCH"]),
+    Route(_CHAT, chat_routes.delete_chat, methods=["DELETE"]),
+    Route(_CHAT + "/messages", message_routes.post_message, methods=["POST"]),
+    Route(_CHAT + "/messages", message_routes.list_messages, methods=["GET"]),
+    Route(_RUN, run_routes.read_run, methods=["GET"]),
+    Route(_RUN + "/events", run_routes.follow_run, methods=["GET"]),
+    Route(_RUN + "/cancel", run_routes.cancel_run, methods=["POST"]),
+    Route("/v1/quota", account_routes.read_quota, methods=["GET"]),
+    Route("/v1/models", account_routes.list_models, methods=["GET"]),
+    Route("/healthz", health_routes.live, methods=["GET"]),
+    Route("/readyz", health_routes.ready, methods=["GET"]),
+    Route("/metrics", health_routes.metrics, methods=["GET"]),
+)
+
+
+def build_app(edge: EdgeState) -> ASGIApp:
+    """The ASGI application of one edge process."""
+    app = Starlette(
+        routes=list(ROUTES),
+        exception_handlers={
+            Refused: _refused,
+            HistoryUnavailable: _store_failed,
+            HTTPException: _http_error,
+        },
+    )
+    app.state.edge = edge
+    app.router.redirect_slashes = False
+    return Rim(app, edge.metrics)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused), "registered for it"
+    return problem_answer(error.problem)
+
+
+async def _store_failed(request: Request, error: Exception) -> Response:
+    return problem_answer(
+        Problem(
+            status=503,
+            type=SERVER,
+            code="history_unavailable",
+            message="The history store does not answer.",
+            headers={"retry-after": "1"},
+        )
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for it"
+    known = {
+        404: Problem(
+            status=404, type=NOT_FOUND, code="route_not_found", message="There is no such route."
+        ),
+        405: Problem(
+            status=405,
+            type=INVALID,
+            code="method_not_allowed",
+            message="This route does not take that method.",
+            headers=dict(error.headers or {}),
+        ),
+    }
+    return problem_answer(
+        known.get(
+            error.status_code,
+            Problem(
+                status=error.status_code,
+                type=INVALID if error.status_code < 500 else SERVER,
+                code="http_error",
+                message="The request could not be served.",
+            ),
+        )
+    )

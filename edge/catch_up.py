@@ -1,0 +1,111 @@
+"""Reading back a run that this edge does not hold: from the token log where it is kept, else from history.
+
+A run is folded afresh from its mint offset; what the tail brings meanwhile is set aside and joined at the exact offset. Several
+readers of one run share one read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakValueDictionary
+
+from edge.decisions.viewer import Transcript
+from edge.runs import LiveRun, RunTable
+from infra.history import History, Run
+from infra.log.records import LogRecord
+from infra.log.span_reader import SpanReader
+from infra.log.tail import OffsetsGone
+from schemas.ids import RunAddress, run_address
+from schemas.topics import TOKENS
+from schemas.vocabulary import RunStatus
+
+SPAN_RECORDS_MAX: Final = 400_000
+"""A longer way back is not read for a run that history tells whole."""
+LOADS_MAX: Final = 32
+
+
+class RunUnknown(LookupError):
+    """Neither the log nor history has a record of this run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """A concluded run whose records are gone, or too far back: history tells its end, not its course."""
+
+    run: Run
+
+
+class CatchUp:
+    """Finds any run: held, on the log, or in history."""
+
+    def __init__(self, *, runs: RunTable, reader: SpanReader, history: History) -> None:
+        self._runs = runs
+        self._reader = reader
+        self._history = history
+        # A lock lives as long as somebody holds it or waits for it.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._places = asyncio.Semaphore(LOADS_MAX)
+
+    async def find(self, run_id: str) -> LiveRun | PastRun:
+        """The run. Raises RunUnknown, SpanFailed or HistoryUnavailable."""
+        held = self._runs.get(run_id)
+        if held is not None:
+            return held
+        address = run_address(run_id)
+        if self._runs.knows(address):
+            raise RunUnknown(run_id)  # Above the floor and not held: it has no record yet.
+        past = await self._history.run(run_id)
+        concluded = past if past is not None and _has_ended(past) else None
+        if address.epoch != self._runs.epoch or address.partition not in self._runs.positions:
+            if concluded is None:
+                raise RunUnknown(run_id)
+            return PastRun(run=concluded)
+        if concluded is not None and self._too_far(address, concluded):
+            return PastRun(run=concluded)
+        lock = self._turns.get(run_id)
+        if lock is None:
+            lock = self._turns[run_id] = asyncio.Lock()
+        try:
+            async with lock, self._places:
+                held = self._runs.get(run_id)
+                found = held if held is not None else await self._load(run_id, address, concluded)
+        except OffsetsGone:
+            if concluded is None:
+                raise RunUnknown(run_id) from None
+            return PastRun(run=concluded)
+        if found is None:
+            raise RunUnknown(run_id)
+        return found
+
+    @staticmethod
+    def _too_far(address: RunAddress, run: Run) -> bool:
+        return (
+            run.end_offset is not None and run.end_offset - address.mint_offset > SPAN_RECORDS_MAX
+        )
+
+    async def _load(
+        self, run_id: str, address: RunAddress, concluded: Run | None
+    ) -> LiveRun | None:
+        """Fold from the mint offset to where the tail stands, or only to a known end."""
+        transcript = Transcript()
+        end = self._runs.begin_load(run_id)
+        if concluded is not None and concluded.end_offset is not None:
+            end = min(end, concluded.end_offset + 1)
+        try:
+            async for batch in self._reader.span(
+                TOKENS, address.partition, address.mint_offset, end, only_key=run_id.encode()
+            ):
+                for record in batch:
+                    if isinstance(record, LogRecord):
+                        transcript.accept(record.offset, record.appended_ms, record.event)  # type: ignore[arg-type]
+                await asyncio.sleep(0)
+        except BaseException:
+            self._runs.abandon_load(run_id)
+            raise
+        return self._runs.finish_load(run_id, transcript)
+
+
+def _has_ended(run: Run) -> bool:
+    return run.end_offset is not None or run.status is RunStatus.REFUSED

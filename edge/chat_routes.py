@@ -1,0 +1,185 @@
+"""Chats: create, list, read, rename, delete. A change is an event; the answer waits a moment until the store has it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.answers import json_answer
+from edge.auth import Caller
+from edge.bodies import read_json
+from edge.decisions.problems import Refused, invalid, not_found, unavailable, unprocessable
+from edge.decisions.refusals import CONTEXT_TOO_LONG
+from edge.decisions.requests import NewChat, read_limit, read_new_chat, read_title
+from edge.state import EdgeState, caller_of, random_id, state_of, wait_for_store
+from edge.token_counts import count_prompt
+from edge.views import chat_json
+from infra.history import BadCursor, Chat
+from producers.log_writer import Appended, AppendFailed
+from schemas.events.chats import ChatCreated, ChatDeleted, ChatEvent, ChatRenamed
+from schemas.events.tokens import RunCancelled
+from schemas.ids import derived_event_id, mint_chat_id
+from schemas.topics import CHATS, TOKENS
+from schemas.vocabulary import CancelReason
+
+APPEND_WAIT_MS_MAX = 5_000
+
+
+async def create_chat(request: Request) -> Response:
+    """POST /v1/chats"""
+    edge, caller = state_of(request), caller_of(request)
+    wanted = read_new_chat(await read_json(request))
+    await _check_new(edge, caller, wanted)
+    edge.refuse_when_full()
+    chat_id = mint_chat_id(
+        key=edge.secrets.id_key, account_id=caller.account_id, random=random_id()
+    )
+    created = ChatCreated(
+        chat_id=chat_id,
+        account_id=caller.account_id,
+        title=wanted.title,
+        system_prompt=wanted.system_prompt,
+        model=wanted.model,
+    )
+    appended = await _append(edge, created, derived_event_id(chat_id, "ChatCreated"))
+    chat = await wait_for_store(lambda: edge.history.chat(chat_id))
+    if chat is None:
+        chat = Chat(
+            chat_id=chat_id,
+            account_id=caller.account_id,
+            title=wanted.title,
+            system_prompt=wanted.system_prompt,
+            model=wanted.model,
+            created_ms=appended.appended_ms,
+            updated_ms=appended.appended_ms,
+            current_leaf=None,
+            deleted=False,
+        )
+    return json_answer(
+        chat_json(chat, current_leaf=chat.current_leaf),
+        status=201,
+        headers={"location": f"/v1/chats/{chat_id}", **rate_limit_headers(edge, caller)},
+    )
+
+
+async def list_chats(request: Request) -> Response:
+    """GET /v1/chats"""
+    edge, caller = state_of(request), caller_of(request)
+    limit = read_limit(request.query_params.get("limit"))
+    try:
+        page = await edge.history.chats(
+            caller.account_id, cursor=request.query_params.get("cursor"), limit=limit
+        )
+    except BadCursor:
+        raise invalid(
+            "cursor is not one of this listing.", param="cursor", code="invalid_cursor"
+        ) from None
+    data = [chat_json(chat, current_leaf=await current_leaf(edge, chat)) for chat in page.rows]
+    return json_answer({"data": data, "next_cursor": page.next_cursor})
+
+
+async def read_chat(request: Request) -> Response:
+    """GET /v1/chats/{chat_id}"""
+    edge, caller = state_of(request), caller_of(request)
+    chat = await chat_of(edge, caller, request.path_params["chat_id"])
+    return json_answer(chat_json(chat, current_leaf=await current_leaf(edge, chat)))
+
+
+async def rename_chat(request: Request) -> Response:
+    """PATCH /v1/chats/{chat_id}"""
+    edge, caller = state_of(request), caller_of(request)
+    chat = await chat_of(edge, caller, request.path_params["chat_id"])
+    title = read_title(await read_json(request))
+    edge.refuse_when_full()
+    renamed = ChatRenamed(chat_id=chat.chat_id, account_id=caller.account_id, title=title)
+    event_id = derived_event_id(random_id().hex(), "ChatRenamed")
+    await _projected(edge, await _append(edge, renamed, event_id))
+    chat = await edge.history.chat(chat.chat_id) or chat
+    return json_answer(chat_json(chat, current_leaf=await current_leaf(edge, chat)))
+
+
+async def delete_chat(request: Request) -> Response:
+    """DELETE /v1/chats/{chat_id}. What is still being answered in it is cancelled."""
+    edge, caller = state_of(request), caller_of(request)
+    chat = await chat_of(edge, caller, request.path_params["chat_id"])
+    deleted = ChatDeleted(chat_id=chat.chat_id, account_id=caller.account_id)
+    appended = await _append(edge, deleted, derived_event_id(chat.chat_id, "ChatDeleted"))
+    for run in edge.runs.runs_of_chat(chat.chat_id):
+        if run.transcript.state.open:
+            await edge.writer.send(
+                TOKENS,
+                RunCancelled(run_id=run.run_id, reason=CancelReason.USER),
+                event_id=derived_event_id(run.run_id, "RunCancelled chat deleted"),
+            )
+    await _projected(edge, appended)
+    return Response(status_code=204)
+
+
+async def chat_of(edge: EdgeState, caller: Caller, chat_id: str) -> Chat:
+    """The caller's chat; waits a moment for one whose creation the store does not have yet. Raises Refused (404)."""
+    if not edge.owns_chat(chat_id, caller):
+        raise not_found("chat")
+    chat = await wait_for_store(lambda: edge.history.chat(chat_id))
+    if chat is None or chat.deleted or chat.account_id != caller.account_id:
+        raise not_found("chat")
+    return chat
+
+
+async def current_leaf(edge: EdgeState, chat: Chat) -> str | None:
+    """The newest leaf that anybody was shown: the store's, or that of a run which the store does not have yet (I15)."""
+    runs = edge.runs.runs_of_chat(chat.chat_id)
+    queued = runs[-1].transcript.state.queued if runs else None
+    if queued is None or queued.assistant_message_id == chat.current_leaf:
+        return chat.current_leaf
+    if await edge.history.message(queued.assistant_message_id) is None:
+        return queued.assistant_message_id
+    # The store has that run, so its leaf is at least as new; but `chat` may have been read before.
+    again = await edge.history.chat(chat.chat_id)
+    return again.current_leaf if again is not None else chat.current_leaf
+
+
+def rate_limit_headers(edge: EdgeState, caller: Caller) -> dict[str, str]:
+    """`x-ratelimit-…` for creation routes; none until admission has said any limits."""
+    view = edge.accounts.quota(caller.account_id, caller.tier)
+    return dict(view.headers(edge.clock.now_ms())) if view is not None else {}
+
+
+async def _check_new(edge: EdgeState, caller: Caller, wanted: NewChat) -> None:
+    if wanted.model is not None:
+        check_model(edge, caller, wanted.model)
+    if wanted.system_prompt:
+        counts = await count_prompt(edge, caller, wanted.system_prompt, "", model=wanted.model)
+        if not counts:
+            raise Refused(CONTEXT_TOO_LONG)
+
+
+def check_model(edge: EdgeState, caller: Caller, model: str) -> None:
+    """Raises Refused for a model that does not exist (400), or that the account's tier does not have (422)."""
+    if model not in edge.models:
+        raise invalid("There is no such model.", param="model", code="unknown_model")
+    if model not in edge.models_of(caller.tier):
+        raise unprocessable(
+            "This account may not use that model.", param="model", code="model_not_allowed"
+        )
+
+
+async def _append(edge: EdgeState, event: ChatEvent, event_id: str) -> Appended:
+    try:
+        return await edge.writer.append(
+            CHATS, event, event_id=event_id, wait_ms_max=APPEND_WAIT_MS_MAX
+        )
+    except AppendFailed:
+        raise unavailable(
+            "The log did not take this in time; it may or may not have happened.",
+            code="log_unavailable",
+        ) from None
+
+
+async def _projected(edge: EdgeState, appended: Appended) -> None:
+    """Wait a moment until the store has it: a client sees its own writes."""
+
+    async def look() -> bool | None:
+        reached = await edge.history.projected(CHATS.name, appended.partition)
+        return True if reached > appended.offset else None
+
+    await wait_for_store(look)

@@ -1,0 +1,110 @@
+"""Admission's refusal as an HTTP answer: the status, and what a client needs to know to come back.
+
+F1  Waiting helps: 429 or 503 with Retry-After, whole seconds, never less than the wait.
+F2  Waiting does not help (the quota of a window, a key with another body): `x-should-retry: false`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import assert_never
+
+from edge.decisions.problems import INVALID, LIMITED, NEVER_RETRY, SERVER, Problem
+from schemas.events.tokens import Refusal
+from schemas.vocabulary import RefusalReason
+
+RETRY_AFTER_S_DEFAULT = 1
+
+
+def rfc3339(ms: int) -> str:
+    """Milliseconds of the epoch as a time in UTC."""
+    return (
+        datetime.fromtimestamp(ms / 1000, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
+
+
+def refusal_problem(refusal: Refusal) -> Problem:
+    """The answer to a prompt that admission refused."""
+    wait_ms = refusal.retry_after_ms if refusal.retry_after_ms is not None else refusal.wait_ms
+    retry_after_s = max(RETRY_AFTER_S_DEFAULT, -(-(wait_ms or 0) // 1000))
+    come_back = {"retry-after": str(retry_after_s), "retry-after-ms": str(retry_after_s * 1000)}
+    code = refusal.reason.value
+    match refusal.reason:
+        case RefusalReason.RUN_IN_PROGRESS:
+            return Problem(
+                status=409,
+                type=INVALID,
+                code=code,
+                message="An answer is under way in this chat; wait for its end or cancel it.",
+                headers=NEVER_RETRY,
+            )
+        case RefusalReason.RATE_LIMITED | RefusalReason.TOO_MANY_RUNS:
+            what = (
+                "Too many answers are under way for this account."
+                if refusal.reason is RefusalReason.TOO_MANY_RUNS
+                else "Too many requests."
+            )
+            return Problem(status=429, type=LIMITED, code=code, message=what, headers=come_back)
+        case RefusalReason.QUOTA_EXHAUSTED:
+            ends = refusal.window_ends_ms
+            return Problem(
+                status=429,
+                type=LIMITED,
+                code=code,
+                message="The token quota of this window does not cover this message.",
+                headers=NEVER_RETRY,
+                extra={"window_ends_at": rfc3339(ends) if ends is not None else None},
+            )
+        case RefusalReason.OVERLOADED:
+            return Problem(
+                status=503,
+                type=SERVER,
+                code=code,
+                message="All workers are busy; come back after the wait.",
+                headers=come_back,
+                extra={"wait_ms": wait_ms or 0},
+            )
+        case RefusalReason.CONTENT_BLOCKED:
+            return Problem(
+                status=400,
+                type=INVALID,
+                code=code,
+                message="The message was not accepted by the content check.",
+                param="content",
+                headers=NEVER_RETRY,
+            )
+        case RefusalReason.MODEL_NOT_ALLOWED:
+            return Problem(
+                status=422,
+                type=INVALID,
+                code=code,
+                message="This account may not use that model.",
+                param="model",
+                headers=NEVER_RETRY,
+            )
+        case RefusalReason.CONTEXT_TOO_LONG:
+            return CONTEXT_TOO_LONG
+        case _:
+            assert_never(refusal.reason)
+
+
+CONTEXT_TOO_LONG = Problem(
+    status=422,
+    type=INVALID,
+    code=RefusalReason.CONTEXT_TOO_LONG.value,
+    message="The message is longer than this account's input limit or the model's context window.",
+    param="content",
+    headers=NEVER_RETRY,
+)
+
+
+IDEMPOTENCY_CONFLICT = Problem(
+    status=422,
+    type=INVALID,
+    code="idempotency_conflict",
+    message="This Idempotency-Key was used with another request.",
+    param="Idempotency-Key",
+    headers=NEVER_RETRY,
+)

@@ -1,0 +1,38 @@
+"""How many tokens a prompt has in each model that might answer it: exact, by the model's own vocabulary and template."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from edge.auth import Caller
+from edge.state import EdgeState
+from infra.models import ChatMessage
+from schemas.vocabulary import Role
+
+INLINE_CHARS_MAX: Final = 2_000
+"""Longer texts are counted in a thread: the event loop serves others meanwhile."""
+
+
+async def count_prompt(
+    edge: EdgeState, caller: Caller, system_prompt: str, content: str, *, model: str | None
+) -> dict[str, int]:
+    """Tokens by candidate model, of those in which the prompt fits. Empty: it fits none."""
+    messages = [ChatMessage(role=Role.USER, content=content)]
+    if system_prompt:
+        messages.insert(0, ChatMessage(role=Role.SYSTEM, content=system_prompt))
+    limits = edge.accounts.tier(caller.tier)
+    counts: dict[str, int] = {}
+    for name in [model] if model is not None else edge.models_of(caller.tier):
+        prompt_model = edge.models[name]
+        if len(system_prompt) + len(content) <= INLINE_CHARS_MAX:
+            count = len(prompt_model.prompt_ids(messages))
+        else:
+            async with edge.counting:
+                count = len(await asyncio.to_thread(prompt_model.prompt_ids, messages))
+        most = prompt_model.context_window - 1  # One token of answer at least.
+        if limits is not None:
+            most = min(most, limits.input_tokens_max)
+        if count <= most:
+            counts[name] = count
+    return counts

@@ -1,0 +1,348 @@
+"""Real edge processes over a real broker, and a scripted peer that plays admission, worker and projector on the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx
+
+from edge.auth import mint_token
+from infra.history.sqlite import HISTORY_FILE
+from infra.history.sqlite_writer import HistoryWriter
+from infra.log.records import LogRecord
+from infra.log.span_reader import SpanReader
+from infra.log.tail import Tail
+from infra.secrets import load_secrets
+from producers.log_writer import Appended, LogWriter
+from schemas.events import Event
+from schemas.events.accounts import PromptSubmitted
+from schemas.events.admissions import PromptAdmitted
+from schemas.events.outcomes import RunConcluded
+from schemas.events.tokens import (
+    AttemptStarted,
+    Refusal,
+    RunCancelled,
+    RunEnded,
+    RunQueued,
+    RunRedirected,
+    TokensGenerated,
+)
+from schemas.ids import derived_event_id
+from schemas.topics import ACCOUNTS, ADMISSIONS, CHATS, OUTCOMES, TOKENS, Topic
+from schemas.vocabulary import EndCause, EndWriter, FinishReason, Lane, Tier
+from tests.integration.running import REPOSITORY, environment, free_ports
+from tests.integration.waiting import eventually
+
+MODEL: Final = "smollm2-135m"
+EDGE_START_S: Final = 30.0
+NONCE: Final = "nonce-1"
+
+
+class EdgeProcess:
+    """One `python -m edge.server`."""
+
+    def __init__(self, *, home: Path, bootstrap: str, variables: Mapping[str, str] = {}) -> None:
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = home / f"edge-{self.port}.log"
+        home.mkdir(parents=True, exist_ok=True)
+        chosen = {
+            "TURNLOG_HOME": str(home),
+            "TURNLOG_KAFKA": bootstrap,
+            "TURNLOG_PORT": str(self.port),
+            "TURNLOG_LOW_DISK_MB": "0",
+        }
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                (sys.executable, "-m", "edge.server"),
+                cwd=REPOSITORY,
+                env=environment({**chosen, **variables}),
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_ready(self) -> Self:
+        """Wait until it serves."""
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the edge ended early:\n{self.log_path.read_text()}")
+            with suppress(httpx.TransportError):
+                return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+            return False
+
+        eventually(ready, within_s=EDGE_START_S, what="the edge is ready")
+        return self
+
+    def end(self, number: signal.Signals = signal.SIGTERM, *, within_s: float = 10.0) -> int:
+        """Send the signal, wait for the end and give the exit code."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+            try:
+                self.process.wait(timeout=within_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"did not end:\n{self.log_path.read_text()}") from None
+        return self.process.returncode
+
+
+class ScriptedPeer:
+    """Speaks on the log as the other processes would, exactly as told."""
+
+    def __init__(self, writer: LogWriter, home: Path, bootstrap: str) -> None:
+        self.writer = writer
+        self.secrets = load_secrets(home)
+        self.prompts: asyncio.Queue[PromptSubmitted] = asyncio.Queue()
+        self.cancels: asyncio.Queue[RunCancelled] = asyncio.Queue()
+        self.auto: Callable[[PromptSubmitted], Any] | None = None
+        """Called with each prompt; its coroutine is awaited in order."""
+        self.projecting = asyncio.Event()
+        """Clear it to hold the projection back."""
+        self.projecting.set()
+        self._history = HistoryWriter(home / HISTORY_FILE)
+        self._bootstrap = bootstrap
+        self._serial = 0
+
+    async def append(self, topic: Topic, event: Event) -> Appended:
+        """Append with a fresh event id."""
+        self._serial += 1
+        event_id = derived_event_id(f"peer-{os.getpid()}-{time.monotonic_ns()}", str(self._serial))
+        return await self.writer.append(topic, event, event_id=event_id)
+
+    async def queue(self, prompt: PromptSubmitted, **changes: Any) -> Appended:
+        """Admit the prompt."""
+        admitted: dict[str, Any] = {
+            "run_id": prompt.run_id,
+            "account_id": prompt.account_id,
+            "chat_id": prompt.chat_id,
+            "tier": prompt.tier,
+            "lane": Lane.PLUS,
+            "model": MODEL,
+            "user_message_id": prompt.user_message_id,
+            "assistant_message_id": prompt.assistant_message_id,
+            "parent_id": prompt.parent_id,
+            "input_budget_tokens": 1_000,
+            "granted_output_tokens": 500,
+            "deadline_ms": 60_000,
+        }
+        queued = RunQueued(**{**admitted, **changes})
+        appended = await self.append(TOKENS, queued)
+        await self.append(ADMISSIONS, PromptAdmitted(**admitted, content=prompt.content))
+        return appended
+
+    async def refuse(self, prompt: PromptSubmitted, refusal: Refusal) -> Appended:
+        """Refuse the prompt."""
+        ended = RunEnded(
+            run_id=prompt.run_id,
+            cause=EndCause.REFUSED,
+            writer=EndWriter.ADMISSION,
+            refusal=refusal,
+        )
+        return await self.append(TOKENS, ended)
+
+    async def redirect(self, prompt: PromptSubmitted, to_run_id: str | None) -> Appended:
+        """The idempotency key was bound already."""
+        redirected = RunRedirected(
+            run_id=prompt.run_id, account_id=prompt.account_id, to_run_id=to_run_id
+        )
+        return await self.append(TOKENS, redirected)
+
+    async def start(
+        self, run_id: str, *, attempt: int = 1, nonce: str = NONCE, input_tokens: int = 7
+    ) -> Appended:
+        """Start an attempt."""
+        return await self.append(
+            TOKENS,
+            AttemptStarted(
+                run_id=run_id,
+                attempt=attempt,
+                nonce=nonce,
+                worker_id="peer",
+                input_tokens=input_tokens,
+            ),
+        )
+
+    async def say(
+        self, run_id: str, index: int, text: str, *, count: int = 1, nonce: str = NONCE
+    ) -> Appended:
+        """One delta."""
+        return await self.append(
+            TOKENS,
+            TokensGenerated(run_id=run_id, nonce=nonce, index=index, count=count, text=text),
+        )
+
+    async def finish(
+        self, run_id: str, end: int, *, cause: EndCause = EndCause.STOP, nonce: str = NONCE
+    ) -> Appended:
+        """The worker's end."""
+        return await self.append(
+            TOKENS,
+            RunEnded(run_id=run_id, cause=cause, writer=EndWriter.WORKER, nonce=nonce, end=end),
+        )
+
+    async def conclude(self, prompt: PromptSubmitted, text: str, ended: Appended, n: int) -> None:
+        """What the recorder writes after the end."""
+        await self.append(
+            OUTCOMES,
+            RunConcluded(
+                run_id=prompt.run_id,
+                account_id=prompt.account_id,
+                chat_id=prompt.chat_id,
+                user_message_id=prompt.user_message_id,
+                assistant_message_id=prompt.assistant_message_id,
+                tier=prompt.tier,
+                model=MODEL,
+                text=text,
+                input_tokens=7,
+                output_tokens=n,
+                finish_reason=FinishReason.STOP,
+                attempts=1,
+                end_offset=ended.offset,
+            ),
+        )
+
+    async def answer(self, prompt: PromptSubmitted, pieces: list[str]) -> Appended:
+        """The whole course: admitted, started, one delta a piece, stopped, concluded."""
+        await self.queue(prompt)
+        await self.start(prompt.run_id)
+        for index, piece in enumerate(pieces):
+            await self.say(prompt.run_id, index, piece)
+        ended = await self.finish(prompt.run_id, len(pieces))
+        await self.conclude(prompt, "".join(pieces), ended, len(pieces))
+        return ended
+
+    async def next_prompt(self) -> PromptSubmitted:
+        """The next prompt that an edge has appended."""
+        return await asyncio.wait_for(self.prompts.get(), 10)
+
+    def token(self, account: str, *, tier: Tier = Tier.PLUS, ttl_s: float = 3600) -> str:
+        """A token of this system."""
+        return mint_token(
+            key=self.secrets.token_key,
+            account_id=account,
+            tier=tier,
+            ttl=timedelta(seconds=ttl_s),
+        )
+
+    def client(self, edge: EdgeProcess, account: str = "anna") -> httpx.AsyncClient:
+        """An HTTP client of one account on one edge."""
+        headers = {"authorization": f"Bearer {self.token(account)}"}
+        return httpx.AsyncClient(base_url=edge.url, headers=headers, timeout=20)
+
+    async def _read_prompts(self, tail: Tail) -> None:
+        while True:
+            for record in await tail.read():
+                if isinstance(record, LogRecord) and isinstance(record.event, PromptSubmitted):
+                    if self.auto is not None:
+                        await self.auto(record.event)
+                    else:
+                        self.prompts.put_nowait(record.event)
+
+    async def _read_cancels(self, tail: Tail) -> None:
+        while True:
+            for record in await tail.read():
+                if isinstance(record, LogRecord) and isinstance(record.event, RunCancelled):
+                    self.cancels.put_nowait(record.event)
+
+    async def _project(self, topic: Topic, tail: Tail) -> None:
+        while True:
+            records = [r for r in await tail.read(wait_ms=50) if isinstance(r, LogRecord)]
+            await self.projecting.wait()
+            if records:
+                reached = {(topic.name, p): offset for p, offset in tail.positions.items()}
+                await asyncio.to_thread(self._history.apply, records, reached)
+
+
+@asynccontextmanager
+async def scripted_peer(home: Path, bootstrap: str) -> AsyncIterator[ScriptedPeer]:
+    """A peer that reads prompts and projects history while the block lasts."""
+    async with (
+        LogWriter(bootstrap=bootstrap, client_id="peer") as writer,
+        SpanReader(bootstrap=bootstrap, client_id="peer") as reader,
+    ):
+        peer = ScriptedPeer(writer, home, bootstrap)
+        partitions = list(range(await writer.partitions_of(TOKENS)))
+        topics = (ACCOUNTS, TOKENS, CHATS, ADMISSIONS, OUTCOMES)
+        tails = []
+        for topic in topics:
+            ends = {p: b.end for p, b in (await reader.bounds(topic, partitions)).items()}
+            tails.append(Tail(bootstrap=bootstrap, client_id="peer", topic=topic, starts=ends))
+        accounts, tokens, *projected = tails
+        async with (
+            accounts,
+            tokens,
+            projected[0],
+            projected[1],
+            projected[2],
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [
+                group.create_task(peer._read_prompts(accounts)),
+                group.create_task(peer._read_cancels(tokens)),
+                *(
+                    group.create_task(peer._project(topic, tail))
+                    for topic, tail in zip(topics[2:], projected, strict=True)
+                ),
+            ]
+            yield peer
+            for task in tasks:
+                task.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SseEvent:
+    """One event as a client reads it."""
+
+    name: str
+    id: str
+    data: dict[str, Any]
+
+
+def parse_events(raw: bytes) -> list[SseEvent]:
+    """Whole events, strictly: three lines and a blank one, or a comment."""
+    events = []
+    assert raw == b"" or raw.endswith(b"\n\n"), "ends after a complete event"
+    for block in raw.split(b"\n\n")[:-1]:
+        if block.startswith(b":"):
+            continue
+        lines = block.split(b"\n")
+        assert [line.split(b": ", 1)[0] for line in lines] == [b"event", b"id", b"data"], block
+        name, event_id, data = (line.split(b": ", 1)[1] for line in lines)
+        events.append(SseEvent(name=name.decode(), id=event_id.decode(), data=json.loads(data)))
+    return events
+
+
+async def read_events(
+    client: httpx.AsyncClient, path: str, *, after: str | None = None
+) -> list[SseEvent]:
+    """All events of a stream, to its end."""
+    headers = {"last-event-id": after} if after is not None else {}
+    response = await client.get(path, headers=headers)
+    if response.status_code == 204:
+        return []
+    assert response.status_code == 200, response.text
+    return parse_events(response.content)
+
+
+def text_of(events: list[SseEvent]) -> str:
+    """What a client shows: a snapshot replaces, a delta adds."""
+    text = ""
+    for event in events:
+        if event.name == "run.snapshot":
+            text = event.data["text"]
+        elif event.name == "message.delta":
+            text += event.data["text"]
+    return text
