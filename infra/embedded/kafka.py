@@ -188,6 +188,9 @@ def _java(plan: BrokerPlan, class_path: str, heap_mb: int) -> tuple[str, ...]:
         f"-Xmx{heap_mb}m",
         "-XX:+UseG1GC",
         "-XX:MaxGCPauseMillis=20",
+        # Only the quick compiler. Measured: half the CPU to start, half of it over the first
+        # 40,000 produce requests, and 50 MB less, for a process that shares two cores.
+        "-XX:TieredStopAtLevel=1",
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:-UsePerfData",
         "-Djava.awt.headless=true",
