@@ -18,7 +18,12 @@ NO_CONTENT: Final = 204
 
 
 class EdgeRefusedError(Exception):
-    """The edge answered with an error. The message is one line for a person."""
+    """The edge answered with an error. The message is one line for a person; `status` is 0 where nothing answered."""
+
+    def __init__(self, line: str, *, status: int = 0, code: str = "") -> None:
+        super().__init__(line)
+        self.status = status
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +59,18 @@ class EdgeClient:
         _raise_for_refusal(response.status_code, response.content)
         return response.json() if response.content else None
 
-    async def say(self, chat_id: str, body: dict[str, Any]) -> AsyncIterator[ServerEvent]:
-        """Post a message and follow its run to the end, over as many connections as it takes. Raises EdgeRefusedError."""
+    async def say(
+        self, chat_id: str, body: dict[str, Any], *, idempotency_key: str = ""
+    ) -> AsyncIterator[ServerEvent]:
+        """Post a message and follow its run to the end, over as many connections as it takes. Raises EdgeRefusedError.
+
+        Without an `idempotency_key` a post whose answer is lost is not repeated.
+        """
         path = f"/v1/chats/{chat_id}/messages"
         run_id = last_id = ""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         try:
-            async with self._http.stream("POST", path, json=body) as response:
+            async with self._http.stream("POST", path, json=body, headers=headers) as response:
                 if response.is_error:
                     _raise_for_refusal(response.status_code, await response.aread())
                 run_id = response.headers["Turnlog-Run-Id"]
@@ -106,10 +117,10 @@ def _raise_for_refusal(status: int, body: bytes) -> None:
         return
     try:
         error = json.loads(body)["error"]
-        line = f"{error['message']} ({error['code']})"
+        line, code = f"{error['message']} ({error['code']})", str(error["code"])
     except (ValueError, KeyError, TypeError):
-        line = f"HTTP {status}"
-    raise EdgeRefusedError(line)
+        line, code = f"HTTP {status}", ""
+    raise EdgeRefusedError(line, status=status, code=code)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[ServerEvent]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from infra.command import token, topics_command, up
+from infra.command import bench, talk, token, topics_command, up
 
 app = typer.Typer(
     name="turnlog",
@@ -25,6 +25,9 @@ app.command()(up.up)
 app.command()(up.down)
 app.command()(up.status)
 app.command()(token.token)
+app.command()(talk.ask)
+app.command()(talk.chat)
+app.add_typer(bench.bench, name="bench")
 
 
 @app.command()
