@@ -98,6 +98,7 @@ CREATE TABLE projected (
     next_offset INTEGER NOT NULL,
     PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
+CREATE TABLE source (epoch INTEGER NOT NULL);
 """
 
 _CHAT: Final = """chat_id, account_id, CASE WHEN title <> '' THEN title ELSE first_words END, system_prompt, model,

@@ -12,7 +12,8 @@ Rules (the tests cite them):
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,15 +28,6 @@ from schemas.events.outcomes import RunConcluded
 from schemas.vocabulary import STATUS_OF_FINISH, Role, RunStatus
 
 TITLE_CHARS_MAX: Final = 60
-PROJECTED_EVENTS: Final = (
-    ChatCreated,
-    ChatRenamed,
-    ChatDeleted,
-    LeafChosen,
-    PromptAdmitted,
-    PromptRefused,
-    RunConcluded,
-)
 
 
 class Unstorable(ValueError):
@@ -75,9 +67,21 @@ class HistoryWriter:
 
     def forget_projected(self, topic: str, partition: int) -> None:
         """Count this partition from zero again: for a topic that was made anew, with offsets of its own."""
-        self._connection.execute(
-            "DELETE FROM projected WHERE topic = ? AND partition = ?", (topic, partition)
-        )
+        with self._writing() as cursor:
+            cursor.execute(
+                "DELETE FROM projected WHERE topic = ? AND partition = ?", (topic, partition)
+            )
+
+    def read_from(self, epoch: int) -> bool:
+        """Say which topics (by their epoch) the offsets belong to. True: others than before, so all count from zero."""
+        with self._writing() as cursor:
+            row = cursor.execute("SELECT epoch FROM source").fetchone()
+            if row is not None and row[0] == epoch:
+                return False
+            cursor.execute("DELETE FROM source")
+            cursor.execute("INSERT INTO source VALUES (?)", (epoch,))
+            cursor.execute("DELETE FROM projected")
+            return row is not None
 
     def apply(
         self, records: Sequence[LogRecord], projected: Mapping[tuple[str, int], int]
@@ -86,9 +90,7 @@ class HistoryWriter:
 
         Raises HistoryUnavailable, or Unstorable where one record cannot be kept; then nothing of the batch was.
         """
-        cursor = self._connection.cursor()
-        try:
-            cursor.execute("BEGIN IMMEDIATE")
+        with self._writing() as cursor:
             contradicted = [
                 str(getattr(record.event, "run_id", ""))
                 for record in records
@@ -99,13 +101,21 @@ class HistoryWriter:
                 SET next_offset = max(next_offset, excluded.next_offset)""",
                 [(topic, partition, offset) for (topic, partition), offset in projected.items()],
             )
+        return Applied(records=len(records), contradicted=tuple(contradicted))
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Cursor]:
+        """One transaction: all of it, or nothing where anything is raised."""
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            yield cursor
             cursor.execute("COMMIT")
         except sqlite3.Error as error:
             raise HistoryUnavailable(f"history store: {error}") from error
         finally:
             if self._connection.in_transaction:
                 self._connection.rollback()
-        return Applied(records=len(records), contradicted=tuple(contradicted))
 
 
 def _project(cursor: sqlite3.Cursor, record: LogRecord) -> bool:

@@ -24,6 +24,8 @@ STOP_WAIT_MS_MAX: Final = 3_000
 COMMIT_WAIT_MS_MAX: Final = 5_000
 POLL_WAIT_MS: Final = 200
 FETCH_WAIT_MS: Final = 500
+# In one read, over all sources: what is left comes with the next.
+BATCH_RECORDS_MAX: Final = 5_000
 REBALANCE_WAIT_MS_MAX: Final = 6_000
 
 _log = logging.getLogger(__name__)
@@ -91,7 +93,7 @@ class GroupReader:
 
     async def read(self, *, wait_ms: int = POLL_WAIT_MS) -> list[Batch]:
         """What is there, or an empty list after `wait_ms`. Raises KafkaError where the group cannot be joined."""
-        found = await self._consumer.getmany(timeout_ms=wait_ms)
+        found = await self._consumer.getmany(timeout_ms=wait_ms, max_records=BATCH_RECORDS_MAX)
         return [
             Batch(source=self._source(position), records=records)
             for position, records in found.items()
@@ -101,11 +103,16 @@ class GroupReader:
         """Read this source from `offset` on, in place of what was fetched."""
         self._consumer.seek(TopicPartition(source.topic.name, source.partition), offset)
 
-    async def first_offset(self, source: Source) -> int:
-        """The oldest offset that is kept. Raises KafkaError or TimeoutError. Waits behind a running fetch: for rare needs."""
+    async def bounds(self, source: Source) -> tuple[int, int]:
+        """First offset kept, and the next one to be given. Waits behind a running fetch: for rare needs.
+
+        Raises KafkaError or TimeoutError.
+        """
         position = TopicPartition(source.topic.name, source.partition)
         async with asyncio.timeout(START_WAIT_MS_MAX / 1000):
-            return int((await self._consumer.beginning_offsets([position]))[position])
+            first = await self._consumer.beginning_offsets([position])
+            end = await self._consumer.end_offsets([position])
+        return int(first[position]), int(end[position])
 
     async def commit(self, offsets: Mapping[Source, int]) -> bool:
         """Commit the next offset to read of each source. False: not done, and whoever owns the source now reads it again."""
