@@ -76,12 +76,13 @@ async def read_branch(
 async def _in_store(edge: EdgeState, runs: Sequence[LiveRun]) -> bool | None:
     """Whether the store has these runs' messages, and the answers of those that have ended."""
     for run in reversed(runs):
-        state = run.transcript.state
-        if state.queued is None:
+        if run.stored:
             continue
         stored = await edge.history.run(run.run_id)
-        if stored is None or (state.ended and stored.end_offset is None):
+        concluded = stored is not None and stored.end_offset is not None
+        if stored is None or (run.transcript.state.ended and not concluded):
             return None
+        run.stored = concluded
     return True
 
 

@@ -20,10 +20,10 @@ from edge.decisions.token_cursor import (
     event_position,
     read_cursor,
 )
-from edge.decisions.viewer import EndedShown, Shown, SnapshotShown
+from edge.decisions.viewer import EndedShown, SnapshotShown
+from edge.event_stream import EventStream, FinishedStream
 from edge.runs import LiveRun
 from edge.state import EdgeState, caller_of, random_id, state_of
-from edge.streams import EventStream, FinishedStream
 from edge.views import live_run_json, past_run_json
 from infra.history import Run
 from infra.log.span_reader import SpanFailed
@@ -79,11 +79,7 @@ def stream_of(
     transcript = run.transcript
     if transcript.state.ended and cursor >= transcript.end:
         return Response(status_code=204, headers=dict(headers))
-    first: tuple[Shown, ...] = ()
-    if not transcript.tells(cursor):
-        snapshot = transcript.snapshot()
-        first, cursor = (snapshot,), snapshot.position
-    return EventStream(run=run, cursor=cursor, streams=edge.streams, headers=headers, first=first)
+    return EventStream(run=run, cursor=cursor, streams=edge.streams, headers=headers)
 
 
 def _past_stream(run: Run, cursor: int, headers: Mapping[str, str]) -> Response:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from edge.decisions.token_cursor import run_digest
-from edge.decisions.viewer import DeltaShown, Shown, Transcript
+from edge.decisions.viewer import DeltaShown, Shown, Transcript, joined
 from edge.sse import frame
 from infra.log.records import BadRecord, LogRecord
 from schemas.events.tokens import PartitionTick, RunQueued, TokenEvent
@@ -44,7 +44,16 @@ class FrameSink(Protocol):
 class LiveRun:
     """One run: its transcript, who views it, and who waits for a change."""
 
-    __slots__ = ("_waiters", "address", "digest", "held_since", "run_id", "sinks", "transcript")
+    __slots__ = (
+        "_waiters",
+        "address",
+        "digest",
+        "held_since",
+        "run_id",
+        "sinks",
+        "stored",
+        "transcript",
+    )
 
     def __init__(self, run_id: str, address: RunAddress, held_since: float) -> None:
         self.run_id = run_id
@@ -53,6 +62,8 @@ class LiveRun:
         self.transcript = Transcript()
         self.sinks: set[FrameSink] = set()
         self.held_since = held_since
+        self.stored = False
+        """Whether the store was seen to have the concluded run."""
         self._waiters: list[asyncio.Future[None]] = []
 
     def frames(self, shown: Iterable[Shown]) -> bytes:
@@ -102,6 +113,7 @@ class RunTable:
         """The newest append time seen: the broker's clock."""
         self.bad_records = 0
         self.writes = 0
+        self.last_shown_ms = 0
         self.on_written: Callable[[int], None] = lambda appended_ms: None
         """Told the append time of a record that was just written to its viewers."""
 
@@ -151,8 +163,7 @@ class RunTable:
 
     def apply(self, records: Iterable[LogRecord | BadRecord]) -> None:
         """Fold records of the tail, in order, and hand the frames to the viewers: for each run in one piece."""
-        frames: dict[LiveRun, list[bytes]] = {}
-        newest: dict[LiveRun, int] = {}
+        turns: dict[LiveRun, list[Shown]] = {}
         for record in records:
             self.positions[record.partition] = record.offset + 1
             if isinstance(record, BadRecord):
@@ -169,26 +180,26 @@ class RunTable:
             run = self._runs.get(event.run_id) or self._first_seen(event.run_id, record.partition)
             if run is None:
                 continue
+            before = run.transcript.state
             shown = run.transcript.accept(record.offset, record.appended_ms, event)
-            if not shown and run.transcript.state.cancelled_early is None:
-                continue
+            if run.transcript.state is before:
+                continue  # Not accepted.
             if run.sinks:
-                encoded = frames.setdefault(run, [])
-                for one in shown:
-                    encoded.append(frame(run.run_id, run.digest, one))
-                newest[run] = record.appended_ms
+                turns.setdefault(run, []).extend(shown)
+                self.last_shown_ms = record.appended_ms
             if not (len(shown) == 1 and type(shown[0]) is DeltaShown):
-                self._turned(run, isinstance(event, RunQueued))
+                self._turned(run, queued_now=isinstance(event, RunQueued))
             run.wake()
-        for run, encoded in frames.items():
-            self._fan_out(run, b"".join(encoded), newest[run])
+        for run, turn in turns.items():
+            self._fan_out(run, turn)
 
-    def _fan_out(self, run: LiveRun, data: bytes, appended_ms: int) -> None:
-        if data:
+    def _fan_out(self, run: LiveRun, turn: list[Shown]) -> None:
+        if turn:
+            data = run.frames(joined(turn))
             for sink in tuple(run.sinks):
                 sink.offer(data)
             self.writes += len(run.sinks)
-            self.on_written(appended_ms)
+            self.on_written(self.last_shown_ms)
         if run.transcript.state.ended:
             for sink in tuple(run.sinks):
                 sink.end()
@@ -208,7 +219,7 @@ class RunTable:
         self._undecided[run_id] = run.held_since
         return run
 
-    def _turned(self, run: LiveRun, queued_now: bool) -> None:
+    def _turned(self, run: LiveRun, *, queued_now: bool) -> None:
         """Keep the indices in step with a run that was queued or has ended."""
         state = run.transcript.state
         if queued_now and state.queued is not None:

@@ -19,9 +19,11 @@ from typing import Final
 
 import uvicorn
 from aiokafka.errors import KafkaError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge.app import build_app
 from edge.catch_up import CatchUp
+from edge.direct_writer import EdgeProtocol, missing_names
 from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
 from edge.runs import RunTable
@@ -160,6 +162,15 @@ async def _keep_house(edge: EdgeState) -> None:
         edge.runs.forget_old()
 
 
+def _http_protocol() -> type[asyncio.Protocol]:
+    """The protocol class with the fast path, where the installed uvicorn is as it was tried."""
+    missing = missing_names()
+    if missing:
+        log.warning("no fast path for streams; missing: %s", ", ".join(missing))
+        return HttpToolsProtocol
+    return EdgeProtocol
+
+
 async def serve(settings: EdgeSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = stop_requested()
@@ -176,7 +187,7 @@ async def serve(settings: EdgeSettings) -> None:
         server = _Server(
             uvicorn.Config(
                 build_app(edge),
-                http="httptools",
+                http=_http_protocol(),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -23,7 +23,7 @@ from infra.log.span_reader import SpanFailed
 from producers.log_writer import Appended, AppendFailed, RecordTooLarge
 from schemas.events.accounts import PromptSubmitted
 from schemas.events.tokens import RunCancelled
-from schemas.ids import RunAddress, derived_event_id, mint_message_id, mint_run_id
+from schemas.ids import RunAddress, derived_event_id, mint_message_id, mint_run_id, run_address
 from schemas.run_fold import Ending
 from schemas.topics import ACCOUNTS, TOKENS
 from schemas.vocabulary import CancelReason
@@ -31,6 +31,7 @@ from schemas.vocabulary import CancelReason
 DECISION_WAIT_S_MAX: Final = 10.0
 DRAIN_WAIT_S_MAX: Final = 1.0
 """How much longer a draining edge waits for decisions that are under way."""
+REDIRECT_WAIT_S_MAX: Final = 2.0
 GIVE_UP_WAIT_MS_MAX: Final = 1_000
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     """
     run = _mint(edge, submission)
     prompt = _prompt(edge, submission, run.run_id)
-    sent_at = asyncio.get_running_loop().time()
+    clock = asyncio.get_running_loop().time
+    sent_at = clock()
     try:
         appending = await edge.writer.send(
             ACCOUNTS, prompt, event_id=derived_event_id(run.run_id, "PromptSubmitted")
@@ -69,8 +71,7 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
         ) from None
     except AppendFailed:
         log.warning("prompt not handed to the broker: %s", run.run_id)
-    decided = await _decision(edge, run, sent_at)
-    if not decided:
+    if not await _decision(edge, run, wait_s=DECISION_WAIT_S_MAX - (clock() - sent_at)):
         if submission.idempotency_key is None:
             await give_up(edge, run.run_id)
         raise unavailable(
@@ -78,6 +79,7 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
             code="admission_timeout",
             extra={"run_id": run.run_id},
         )
+    edge.metrics.admission_wait.observe(clock() - sent_at)
     return await _decided(edge, run)
 
 
@@ -137,10 +139,10 @@ def _note_fate(appending: asyncio.Future[Appended]) -> None:
         log.warning("prompt not acknowledged: %s", type(error).__name__)
 
 
-async def _decision(edge: EdgeState, run: LiveRun, sent_at: float) -> bool:
-    """Wait until the run is queued or has ended. False: not within DECISION_WAIT_S_MAX."""
+async def _decision(edge: EdgeState, run: LiveRun, *, wait_s: float) -> bool:
+    """Wait until the run is queued or has ended. False: not within `wait_s`."""
     clock = asyncio.get_running_loop().time
-    until = sent_at + DECISION_WAIT_S_MAX
+    until = clock() + wait_s
     while run.transcript.state.queued is None and not run.transcript.state.ended:
         if edge.streams.draining:
             until = min(until, clock() + DRAIN_WAIT_S_MAX)
@@ -149,7 +151,6 @@ async def _decision(edge: EdgeState, run: LiveRun, sent_at: float) -> bool:
                 await run.changed()
         except TimeoutError:
             return False
-    edge.metrics.admission_wait.observe(clock() - sent_at)
     return True
 
 
@@ -162,15 +163,23 @@ async def _decided(edge: EdgeState, run: LiveRun) -> LiveRun | PastRun:
         case Ending.REDIRECTED:
             if state.redirected_to is None:
                 raise Refused(IDEMPOTENCY_CONFLICT)
-            try:
-                return await edge.catch_up.find(state.redirected_to)
-            except (RunUnknown, SpanFailed):
-                # Bound by a run of which this edge has no record yet.
-                raise unavailable(
-                    "The run of this Idempotency-Key cannot be read now.", code="run_unavailable"
-                ) from None
+            return await _redirected(edge, state.redirected_to)
         case _:
             return run
+
+
+async def _redirected(edge: EdgeState, run_id: str) -> LiveRun | PastRun:
+    """The run that the key was bound to. It was admitted, but perhaps this edge has not read so far in its partition."""
+    if edge.runs.get(run_id) is None and edge.runs.knows(run_address(run_id)):
+        run = edge.runs.expect(run_id)
+        if await _decision(edge, run, wait_s=REDIRECT_WAIT_S_MAX):
+            return run
+    try:
+        return await edge.catch_up.find(run_id)
+    except (RunUnknown, SpanFailed):
+        raise unavailable(
+            "The run of this Idempotency-Key cannot be read now.", code="run_unavailable"
+        ) from None
 
 
 async def give_up(edge: EdgeState, run_id: str) -> None:

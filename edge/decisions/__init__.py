@@ -1,0 +1,1 @@
+"""What the edge decides, without input or output."""

@@ -8,13 +8,14 @@ had come. From that alone every suffix can be told again, so one transcript serv
       position is that of its last record.
   V3  No two events of a run have the same position.
   V4  A run that is not admitted (refused, redirected) shows only its end.
-  V5  A cursor below `floor` cannot be told from here: its marks were dropped to bound memory.
+  V5  A cursor below `floor` cannot be told from here: its marks were dropped to bound memory. Such a viewer gets a snapshot.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +25,7 @@ from schemas.run_fold import NEW_RUN, Ending, RunState, fold
 from schemas.vocabulary import FinishReason, RunStatus
 
 MARKS_MAX: Final = 32_768
-"""Accepted deltas whose place is kept; with more, the older half is dropped (V5)."""
+"""Accepted deltas whose place is kept, more than an answer of 30,000 tokens has; beyond it the older half is dropped (V5)."""
 PIECE_CHARS_MAX: Final = 16_384
 """About how much text one joined delta carries, so that a viewer in arrears is fed in pieces that fit its buffer."""
 
@@ -80,12 +81,38 @@ class EndedShown:
 Shown = QueuedShown | StartedShown | DeltaShown | SnapshotShown | EndedShown
 
 
+def joined(shown: Sequence[Shown]) -> list[Shown]:
+    """The same with neighbouring deltas made one: a viewer gets in one event what was accepted in one turn (V2)."""
+    if len(shown) < 2:
+        return list(shown)
+    made: list[Shown] = []
+    run: list[DeltaShown] = []
+    for one in (*shown, None):
+        if isinstance(one, DeltaShown):
+            run.append(one)
+            continue
+        if run:
+            made.append(
+                DeltaShown(
+                    position=run[-1].position,
+                    text="".join([delta.text for delta in run]),
+                    index=run[0].index,
+                    count=sum([delta.count for delta in run]),
+                )
+                if len(run) > 1
+                else run[0]
+            )
+            run = []
+        if one is not None:
+            made.append(one)
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class _Attempt:
     offset: int
     attempt: int
-    tokens: int  # Tokens and characters accepted before it.
-    chars: int
+    tokens: int  # Accepted before it.
 
 
 class Transcript:
@@ -94,10 +121,10 @@ class Transcript:
     __slots__ = (
         "_attempts",
         "_chars",
-        "_floor_chars",
-        "_floor_tokens",
+        "_floor_place",
         "_offsets",
         "_tokens",
+        "end",
         "ended_offset",
         "floor",
         "last_offset",
@@ -112,14 +139,15 @@ class Transcript:
         self.queued_ms = 0
         self.ended_offset = -1
         self.last_offset = -1
+        self.end = START
+        """The position of the last event: who has it has everything so far."""
         self.floor = START
         """Cursors below this position cannot be told from here."""
-        self._floor_tokens = 0
-        self._floor_chars = 0
+        self._floor_place = (0, 0)
         # Parallel, one entry for each accepted delta: its offset, and tokens and characters once it is in.
         self._offsets = array("q")
-        self._tokens = array("l")
-        self._chars = array("l")
+        self._tokens = array("I")
+        self._chars = array("I")
         self._attempts: list[_Attempt] = []
 
     def accept(self, offset: int, appended_ms: int, event: RunEvent) -> tuple[Shown, ...]:
@@ -132,9 +160,10 @@ class Transcript:
         self.last_offset = offset
         if type(event) is TokensGenerated:
             self._mark(offset, after.n, len(after.text))
+            self.end = position = event_position(offset)
             return (
                 DeltaShown(
-                    position=2 * offset, text=event.text, index=event.index, count=event.count
+                    position=position, text=event.text, index=event.index, count=event.count
                 ),
             )
         shown: list[Shown] = []
@@ -142,33 +171,28 @@ class Transcript:
             self.queued_offset, self.queued_ms = offset, appended_ms
             shown.append(QueuedShown(position=event_position(offset), queued=event))
         elif isinstance(event, AttemptStarted):
-            self._attempts.append(_Attempt(offset, event.attempt, after.n, len(after.text)))
+            self._attempts.append(_Attempt(offset, event.attempt, after.n))
             shown.append(self._started(self._attempts[-1]))
         if after.ended:
             self.ended_offset = offset
             shown.append(self._ended())
+        if shown:
+            self.end = shown[-1].position
         return tuple(shown)
 
     def _mark(self, offset: int, tokens: int, chars: int) -> None:
         if len(self._offsets) >= MARKS_MAX:
             half = MARKS_MAX // 2
             self.floor = event_position(self._offsets[half - 1])
-            self._floor_tokens, self._floor_chars = self._tokens[half - 1], self._chars[half - 1]
+            self._floor_place = self._tokens[half - 1], self._chars[half - 1]
             del self._offsets[:half], self._tokens[:half], self._chars[:half]
         self._offsets.append(offset)
         self._tokens.append(tokens)
         self._chars.append(chars)
 
-    @property
-    def end(self) -> int:
-        """The position of the last event: who has it has everything so far."""
-        if self.state.ended:
-            return end_position(self.ended_offset)
-        return event_position(self.last_offset) if self.last_offset >= 0 else START
-
     def tells(self, cursor: int) -> bool:
-        """Whether everything after `cursor` can be told from here (V5). From the start it always can: the text is whole."""
-        return cursor >= self.floor or cursor < event_position(self.queued_offset)
+        """Whether everything after `cursor` can be told from here (V5). Otherwise: `snapshot`, and what follows that."""
+        return cursor >= self.floor
 
     def after(self, cursor: int, *, chars_max: int = PIECE_CHARS_MAX) -> tuple[Shown, ...]:
         """What follows `cursor`, in order, with deltas joined, up to about `chars_max` characters of text (V2).
@@ -199,12 +223,8 @@ class Transcript:
 
     def _place(self, cursor: int) -> tuple[int, int]:
         """Tokens and characters that a client with this cursor has."""
-        if cursor < event_position(self.queued_offset):
-            return 0, 0
         found = bisect_right(self._offsets, cursor // 2)
-        if found == 0:
-            return self._floor_tokens, self._floor_chars
-        return self._tokens[found - 1], self._chars[found - 1]
+        return (self._tokens[found - 1], self._chars[found - 1]) if found else self._floor_place
 
     def _deltas(
         self, shown: list[Shown], at: tuple[int, int], until: _Attempt | None, chars_left: int
@@ -214,19 +234,12 @@ class Transcript:
         tokens_to = self.state.n if until is None else until.tokens
         if tokens >= tokens_to or chars_left <= 0:
             return at, chars_left
-        if until is not None and tokens_to < self._tokens[0]:
-            # Its marks are dropped (V5), so no record's own position is known: any place between it and the attempt will do.
-            place, reached = event_position(until.offset) - 1, (until.tokens, until.chars)
-        else:
-            last = bisect_right(self._tokens, tokens_to) - 1
-            cut = min(last, bisect_right(self._chars, chars + chars_left))
-            place, reached = (
-                event_position(self._offsets[cut]),
-                (self._tokens[cut], self._chars[cut]),
-            )
+        last = bisect_right(self._tokens, tokens_to) - 1
+        cut = min(last, bisect_right(self._chars, chars + chars_left))
+        reached = self._tokens[cut], self._chars[cut]
         shown.append(
             DeltaShown(
-                position=place,
+                position=event_position(self._offsets[cut]),
                 text=self.state.text[chars : reached[1]],
                 index=tokens,
                 count=reached[0] - tokens,
@@ -237,11 +250,7 @@ class Transcript:
 
     def snapshot(self) -> SnapshotShown:
         """The whole text as it stands; what follows it is `after(its position)`."""
-        position = (
-            event_position(self.ended_offset)
-            if self.state.ended
-            else event_position(max(self.last_offset, 0))
-        )
+        position = event_position(self.ended_offset) if self.state.ended else self.end
         return SnapshotShown(position=position, text=self.state.text, count=self.state.n)
 
     def _started(self, mark: _Attempt) -> StartedShown:
