@@ -214,12 +214,13 @@ class Part:
         self._tell(PartNews(name=self.plan.name, line=line or ""))
 
     def _last_words(self, failure: str, code: int) -> str:
-        """The failure with the last line that the process wrote, which is its reason."""
+        """The failure with its reason: the last critical line that the process logged, or its last."""
         try:
             with self.plan.log.open("rb") as log:
                 log.seek(max(0, self.plan.log.stat().st_size - LOG_TAIL_BYTES))
                 lines = log.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             lines = []
-        last = f": {lines[-1].removeprefix('turnlog: ')}" if lines else ""
+        reasons = [line for line in lines if " CRITICAL " in line] or lines
+        last = f": {reasons[-1].removeprefix('turnlog: ')}" if reasons else ""
         return f"{failure} ({death_in_words(code)}){last}; see {self.plan.log}"
