@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, assert_never
+from typing import Final, NoReturn, assert_never
 
 from inference_workers.decisions import generation as generations
 from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, Piece, add, take
@@ -50,10 +50,6 @@ logger = logging.getLogger(__name__)
 ENGINE_DETAIL_CHARS_MAX: Final = 200
 
 
-class EngineGone(Exception):
-    """The engine is dead or stalled: the process is to end, and another worker goes on."""
-
-
 class ProducerUnusable(Exception):
     """A record was not acknowledged, and nothing is known of it: the process is to end."""
 
@@ -67,7 +63,10 @@ class Ending:
 
 
 class Attempt:
-    """`run` returns when the attempt is over or lost. It holds an engine slot until `slot_freed` returns."""
+    """`run` returns when the attempt is over or lost. It holds an engine slot until `slot_freed` returns.
+
+    Where the engine is gone neither returns: whoever owns the engine ends the process, and another worker goes on.
+    """
 
     def __init__(
         self,
@@ -141,7 +140,7 @@ class Attempt:
             raise ProducerUnusable("no acknowledgement")
 
     async def run(self) -> None:
-        """Make the attempt. Raises EngineGone or ProducerUnusable."""
+        """Make the attempt. Raises ProducerUnusable."""
         generation = self._generation
         if not generation.open:
             return
@@ -175,12 +174,12 @@ class Attempt:
         await self._until(lambda: not self._generation.open)
 
     async def slot_freed(self) -> None:
-        """Wait until the engine confirmed the slot free. Raises EngineGone where it never will."""
+        """Wait until the engine confirmed the slot free."""
         if self._stream is not None:
             try:
                 await self._stream.wait_freed()
-            except Dead as error:
-                raise EngineGone("while freeing a slot") from error
+            except Dead:
+                await self._end_of_process()
 
     async def _speak(self) -> Ending | None:
         """Have the engine say the rest. None: the attempt is over or lost."""
@@ -201,12 +200,12 @@ class Attempt:
             logger.warning("engine_saturated said=%d", state.n)
             self.lose(Loss.ENGINE_FAILED)
             return None
-        except Dead as error:
-            raise EngineGone("at submit") from error
+        except Dead:
+            await self._end_of_process()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hear(self._stream))
             finish = await self._flush_until_finish()
-        return None if finish is None else self._ending_of(finish)
+        return None if finish is None else await self._ending_of(finish)
 
     def _engine_request(self) -> GenRequest:
         event, state = self.request.event, self._run.state
@@ -267,7 +266,7 @@ class Attempt:
             self._generation.awaiting[-1],
         )
 
-    def _ending_of(self, finish: Finish) -> Ending | None:
+    async def _ending_of(self, finish: Finish) -> Ending | None:
         detail = finish.detail[:ENGINE_DETAIL_CHARS_MAX]
         match finish.reason:
             case EndReason.STOP:
@@ -281,19 +280,23 @@ class Attempt:
                 self.lose(Loss.ENGINE_FAILED)  # Not by us, or the attempt would not be open.
                 return None
             case EndReason.ERROR:
-                return self._after_engine_error(finish, detail)
+                return await self._after_engine_error(finish, detail)
             case _:
                 assert_never(finish.reason)
 
-    def _after_engine_error(self, finish: Finish, detail: str) -> Ending | None:
+    async def _after_engine_error(self, finish: Finish, detail: str) -> Ending | None:
         if self._engine.health() in (EngineHealth.STALLED, EngineHealth.DEAD):
-            raise EngineGone(detail)
+            await self._end_of_process()
         logger.warning("engine_error retryable=%s detail=%s", finish.retryable, detail)
         self.engine_failed = True
         if not finish.retryable or self._failures + 1 >= generations.ENGINE_FAILURES_MAX:
             return Ending(cause=EndCause.ERROR, detail=detail)
         self.lose(Loss.ENGINE_FAILED)
         return None
+
+    async def _end_of_process(self) -> NoReturn:
+        while True:
+            await asyncio.Event().wait()
 
     async def _send(self, event: RunEvent, sent: Sent) -> None:
         """Hand a record to the producer. A full buffer (the broker is away) is waited for while the attempt is open."""

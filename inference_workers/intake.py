@@ -49,6 +49,8 @@ class Intake:
         now_ms: Callable[[], int],
     ) -> None:
         self.parked = 0
+        # Set once every queue of an assignment can be served.
+        self.serving = asyncio.Event()
         self.membership = Membership(
             bootstrap=bootstrap,
             client_id=client_id,
@@ -180,6 +182,7 @@ class Intake:
             if collected:
                 for partition in sorted({queue.partition for queue in missing}):
                     self._follow(partition)
+                self._moved()  # There may be nothing to follow: more workers than partitions.
 
     async def _collect(self, queues: list[Queue], generation: int) -> bool:
         """Wait until these queues were read to where they end now. False: rebalanced meanwhile."""
@@ -209,13 +212,19 @@ class Intake:
             client_id=self._client_id,
             spans=self._spans,
             on_followed=self._desk.followed,
-            on_moved=self._desk.schedule,
+            on_moved=self._moved,
             on_read_back=self._desk.read_back,
         )
         self._desk.tails[partition] = tail
         self._followers[partition] = self._tasks.create_task(
             tail.follow(self._desk.lowest_mint(partition)), name=f"tail-{partition}"
         )
+
+    def _moved(self) -> None:
+        """A tail folded a batch."""
+        self._desk.schedule()
+        if not self.serving.is_set() and all(t.caught_up for t in self._desk.tails.values()):
+            self.serving.set()
 
     async def _commit(self) -> NoReturn:
         """Commit what is done, now and then; at once when membership is in doubt, to learn of it."""

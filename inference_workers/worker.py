@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 LAST_COMMIT_WAIT_S_MAX: Final = 0.5
+LAST_SENDS_WAIT_S: Final = 0.1
 LAST_REPORT_WAIT_S_MAX: Final = 0.2
 FREED_LOGGED_EVERY_REPORTS: Final = 60
 
@@ -159,11 +160,15 @@ class Worker:
             intake.start()
             tasks.create_task(_tick(desk))
             tasks.create_task(self._report(desk, log))
-            announce_ready()
-            logger.info("worker_ready id=%s model=%s", self._worker_id, self._settings.model)
+            tasks.create_task(self._announce(intake))
             await stop.wait()
             await self._stop(desk, intake, log)
         raise _Stopped
+
+    async def _announce(self, intake: Intake) -> None:
+        await intake.serving.wait()
+        announce_ready()
+        logger.info("worker_ready id=%s model=%s", self._worker_id, self._settings.model)
 
     async def _stop(self, desk: Desk, intake: Intake, log: LogWriter) -> None:
         logger.info("worker_stopping busy=%d queued=%d", desk.busy, len(desk.queued))
@@ -180,6 +185,8 @@ class Worker:
     async def _watch_engine(self) -> NoReturn:
         health = await self._engine.wait_failed()
         logger.error("engine_failed health=%s", health)
+        # What was sent gets onto the log, so that an attempt which killed its engine is counted (G7).
+        await asyncio.sleep(LAST_SENDS_WAIT_S)
         logging.shutdown()
         # At once: a stalled engine may hang every orderly way out, and others wait for its runs.
         os._exit(DEFECT_EXIT)

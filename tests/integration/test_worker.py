@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from inference_workers.decisions.generation import BARREN_ATTEMPTS_MAX, ENGINE_FAILURES_MAX
+from inference_workers.decisions.script import Script
 from schemas.events.tokens import AttemptStarted, RunEnded, TokensGenerated
 from schemas.vocabulary import EndCause, FinishReason, Lane
 from tests.integration.running import RunningBroker
@@ -45,7 +47,10 @@ def worker(worker_broker: RunningBroker, tmp_path: Path, runs: Runs) -> Iterator
     """Start a worker: `worker(delay_ms=20, tokens=200)`. Topics exist before the first one starts."""
     started: list[WorkerProcess] = []
 
-    def start(*, delay_ms: float = 0, tokens: int = 64, slots: int = 8) -> WorkerProcess:
+    def start(
+        *, delay_ms: float = 0, tokens: int = 64, slots: int = 8, faults: str = ""
+    ) -> WorkerProcess:
+        module = ("inference_workers.worker",)
         process = WorkerProcess(
             tmp_path,
             bootstrap=worker_broker.bootstrap,
@@ -54,6 +59,7 @@ def worker(worker_broker: RunningBroker, tmp_path: Path, runs: Runs) -> Iterator
                 "TURNLOG_SCRIPTED_TOKENS": str(tokens),
                 "TURNLOG_SCRIPTED_SLOTS": str(slots),
             },
+            module=("tests.integration.faulty_worker", faults) if faults else module,
         )
         started.append(process)
         process.wait_ready()
@@ -259,6 +265,100 @@ async def test_a_request_that_the_engine_refuses_ends_with_an_error(
     ended = log.of(RunEnded)[0].event
     assert isinstance(ended, RunEnded)
     assert ended.cause is EndCause.ERROR
+
+
+async def test_an_engine_that_fails_once_is_asked_again_and_goes_on_where_it_was(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker(tokens=60, faults='{"error_after_tokens": 20}')
+    run_id = await runs.start(0, (2, 2))
+    log = await runs.until_ended(run_id)
+    assert log.state.attempt == 2
+    assert log.state.text == script_text((2, 2), 60)
+
+
+async def test_an_engine_that_keeps_failing_is_asked_a_few_times_and_the_run_ends_with_an_error(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker(tokens=60, faults='{"error_after_tokens": 5, "attempts_max": 100}')
+    run_id = await runs.start(0)
+    log = await runs.until_ended(run_id)
+    assert log.state.finish_reason is FinishReason.ERROR
+    assert log.state.attempt == ENGINE_FAILURES_MAX
+    assert log.state.text == script_text((1, 2, 3), 5 * ENGINE_FAILURES_MAX)
+
+
+async def test_an_error_that_no_retry_cures_ends_the_run_at_once(
+    runs: Runs, worker: StartWorker
+) -> None:
+    worker(faults='{"error_after_tokens": 5, "error_is_retryable": false}')
+    log = await runs.until_ended(await runs.start(0))
+    assert (log.state.finish_reason, log.state.attempt) == (FinishReason.ERROR, 1)
+
+
+async def test_a_worker_whose_engine_dies_ends_itself_and_another_goes_on_by_text_where_ids_are_not_exact(
+    runs: Runs, worker: StartWorker
+) -> None:
+    unicode = '{"die_after_tokens": 40, "script": "unicode", "exact_ids": false}'
+    first = worker(delay_ms=10, tokens=120, faults=unicode)
+    run_id = await runs.start(0, (6, 6))
+    await runs.until_said(run_id, 5)
+    worker(delay_ms=10, tokens=120, faults='{"script": "unicode", "exact_ids": false}')
+    assert first.process.wait(timeout=20) == 70
+    log = await runs.until_ended(run_id)
+    assert log.state.attempt == 2
+    assert log.state.text == script_text((6, 6), 120, Script.UNICODE)
+    assert any(s.event.ids is None for s in log.of(TokensGenerated))  # type: ignore[attr-defined]
+
+
+async def test_a_worker_whose_engine_falls_silent_ends_itself(
+    runs: Runs, worker: StartWorker
+) -> None:
+    mute = worker(faults='{"mute_after_tokens": 5, "stalled_after_s": 1.0}')
+    run_id = await runs.start(0)
+    assert mute.process.wait(timeout=20) == 70
+    worker()
+    log = await runs.until_ended(run_id)
+    assert log.state.text == script_text((1, 2, 3), 64)
+
+
+async def test_a_prompt_that_kills_every_engine_is_given_up_after_a_few(
+    runs: Runs, worker: StartWorker
+) -> None:
+    run_id = await runs.start(0)
+    deadly = '{"die_after_tokens": 0, "attempts_max": 100}'
+    for _ in range(BARREN_ATTEMPTS_MAX):
+        assert worker(faults=deadly).process.wait(timeout=20) == 70
+    survivor = worker(faults=deadly)
+    log = await runs.until_ended(run_id)
+    assert log.state.finish_reason is FinishReason.ERROR
+    assert log.state.attempt == BARREN_ATTEMPTS_MAX + 1
+    assert survivor.process.poll() is None
+
+
+async def test_a_broker_killed_and_started_again_costs_no_run_its_answer(
+    own_broker: RunningBroker, tmp_path: Path
+) -> None:
+    async with Runs(own_broker.bootstrap) as runs:
+        process = WorkerProcess(
+            tmp_path,
+            bootstrap=own_broker.bootstrap,
+            variables={"TURNLOG_SCRIPTED_DELAY_MS": "20", "TURNLOG_SCRIPTED_TOKENS": "250"},
+        )
+        try:
+            process.wait_ready()
+            run_ids = [await runs.start(place % 4, (place,)) for place in range(8)]
+            for run_id in run_ids:
+                await runs.until_said(run_id, 1)
+            own_broker.end(signal.SIGKILL)
+            own_broker.launch()
+            for place, run_id in enumerate(run_ids):
+                log = await runs.until_ended(run_id, within_s=60)
+                assert log.state.text == script_text((place,), 250)
+            assert process.process.poll() is None
+        finally:
+            process.end()
+            print(process.log())
 
 
 async def test_an_unknown_model_stops_the_worker_with_one_line(tmp_path: Path) -> None:

@@ -42,16 +42,23 @@ SESSION_S: Final = 3.0
 KEY: Final = b"k" * 32
 
 
-def script_text(prompt_ids: tuple[int, ...], tokens: int) -> str:
+def script_text(prompt_ids: tuple[int, ...], tokens: int, script: Script = Script.WORDS) -> str:
     """What the scripted engine says to this prompt, uninterrupted."""
-    said = answer(script=Script.WORDS, prompt_ids=prompt_ids, tokens=tokens)
+    said = answer(script=script, prompt_ids=prompt_ids, tokens=tokens)
     return b"".join(token.says for token in said).decode()
 
 
 class WorkerProcess:
     """`python -m inference_workers.worker` with the scripted engine."""
 
-    def __init__(self, folder: Path, *, bootstrap: str, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        bootstrap: str,
+        variables: Mapping[str, str],
+        module: tuple[str, ...] = ("inference_workers.worker",),
+    ) -> None:
         name = f"worker-{secrets.token_hex(3)}"
         self._ready = folder / f"{name}.ready"
         self.log_path = folder / f"{name}.log"
@@ -66,7 +73,7 @@ class WorkerProcess:
         }
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                (sys.executable, "-m", "inference_workers.worker"),
+                (sys.executable, "-m", *module),
                 cwd=REPOSITORY,
                 env=environment(overrides),
                 stdin=subprocess.DEVNULL,
