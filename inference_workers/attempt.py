@@ -47,6 +47,7 @@ from schemas.vocabulary import EndCause, EndWriter
 
 logger = logging.getLogger(__name__)
 
+INSTANT_TURNS_MAX: Final = 5
 ENGINE_DETAIL_CHARS_MAX: Final = 200
 
 
@@ -106,6 +107,7 @@ class Attempt:
         self._buffer: DeltaBuffer = EMPTY
         self._finish: Finish | None = None
         self._stream: EngineStream | None = None
+        self._started = False
         self._wake = asyncio.Event()
 
     @property
@@ -141,9 +143,28 @@ class Attempt:
 
     async def run(self) -> None:
         """Make the attempt. Raises ProducerUnusable."""
-        generation = self._generation
-        if not generation.open:
+        if not self._generation.open:
             return
+        if self._generation.phase is Phase.FENCING and not await self._fence():
+            return
+        ending = await self._speak()
+        if ending is not None and self._generation.open:
+            await self._start()
+            await self._end(ending)
+        await self._until(lambda: not self._generation.open)
+
+    async def _fence(self) -> bool:
+        """Append our AttemptStarted and read the log up to it; whether it was accepted and the run is ours."""
+        await self._start()
+        await self._until(lambda: self._generation.phase is not Phase.FENCING)
+        return self._generation.open
+
+    async def _start(self) -> None:
+        """Append our AttemptStarted, once."""
+        if self._started or not self._generation.open:
+            return
+        self._started = True
+        generation = self._generation
         await self._send(
             AttemptStarted(
                 run_id=generation.run_id,
@@ -154,24 +175,20 @@ class Attempt:
             ),
             generation.awaiting[0],
         )
-        await self._until(lambda: self._generation.phase is not Phase.FENCING)
-        if not self._generation.open:
-            return
-        ending = await self._speak()
-        if ending is not None and self._generation.open:
-            self._change(generations.end(self._generation, now_ms=self._now_ms()))
-            await self._send(
-                RunEnded(
-                    run_id=generation.run_id,
-                    cause=ending.cause,
-                    writer=EndWriter.WORKER,
-                    nonce=generation.nonce,
-                    end=self._generation.said,
-                    detail=ending.detail,
-                ),
-                self._generation.awaiting[-1],
-            )
-        await self._until(lambda: not self._generation.open)
+
+    async def _end(self, ending: Ending) -> None:
+        self._change(generations.end(self._generation, now_ms=self._now_ms()))
+        await self._send(
+            RunEnded(
+                run_id=self._generation.run_id,
+                cause=ending.cause,
+                writer=EndWriter.WORKER,
+                nonce=self._generation.nonce,
+                end=self._generation.said,
+                detail=ending.detail,
+            ),
+            self._generation.awaiting[-1],
+        )
 
     async def slot_freed(self) -> None:
         """Wait until the engine confirmed the slot free."""
@@ -204,6 +221,14 @@ class Attempt:
             await self._end_of_process()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hear(self._stream))
+            if not self._started:
+                # The producer has one batch of a partition on the way at a time. What an instant engine says at once rides in the
+                # batch of the AttemptStarted instead of waiting for its acknowledgement.
+                for _ in range(INSTANT_TURNS_MAX):
+                    if self._buffer.pieces or self._finish is not None:
+                        break
+                    await asyncio.sleep(0)
+                await self._start()
             finish = await self._flush_until_finish()
         return None if finish is None else await self._ending_of(finish)
 

@@ -101,9 +101,22 @@ class Worker:
         self._bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
         self._session_ms = group_session_ms(session_ms=settings.session_ms, kafka=settings.kafka)
         self._rates = Rates()
+        self._started = False
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Work. Returns after `stop`; raises an ExceptionGroup with what failed."""
+        """Work. Returns after `stop`, also while it is still starting; raises an ExceptionGroup with what failed."""
+        serving = asyncio.create_task(self._serve(stop))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not self._started:
+            serving.cancel()
+        try:
+            await serving
+        except asyncio.CancelledError:
+            logger.info("worker_stopped_while_starting")
+
+    async def _serve(self, stop: asyncio.Event) -> None:
         try:
             async with self._parts() as (log, spans, tasks):
                 await self._work(stop, log, spans, tasks)
@@ -156,6 +169,7 @@ class Worker:
             now_ms=_now_ms,
         )
         async with intake.membership:
+            self._started = True
             tasks.create_task(_first_failure(defect, intake.membership.failure))
             intake.start()
             tasks.create_task(_tick(desk))

@@ -21,8 +21,9 @@ from schemas.events.generations import GenerationRequested
 from schemas.ids import run_address
 from schemas.vocabulary import Lane
 
-# Beyond this many open requests the queues are not read on. Admission keeps waits far shorter.
-REQUESTS_HELD_MAX: Final = 10_000
+# Beyond this many open requests the queues are not read on; a full prompt of 4,096 ids takes some 150 KB. Admission keeps waits
+# far shorter than what so many requests would mean.
+REQUESTS_HELD_MAX: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -359,6 +360,21 @@ async def test_a_broker_killed_and_started_again_costs_no_run_its_answer(
         finally:
             process.end()
             print(process.log())
+
+
+async def test_a_worker_told_to_stop_while_it_still_waits_for_a_broker_stops(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = WorkerProcess(
+            tmp_path, bootstrap=f"127.0.0.1:{silent.getsockname()[1]}", variables={}
+        )
+        silent.settimeout(20)
+        connection, _ = silent.accept()
+        with connection:
+            code, took_s = process.stop()
+    assert code == 0, process.log()
+    assert took_s < 3
 
 
 async def test_an_unknown_model_stops_the_worker_with_one_line(tmp_path: Path) -> None:
