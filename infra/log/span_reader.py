@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from infra.log.records import BadRecord, LogRecord, read_record
@@ -89,16 +90,20 @@ class SpanReader:
         return {tp.partition: Bounds(first=first[tp], end=end[tp]) for tp in wanted}
 
     async def partitions(self, topic: Topic) -> list[int]:
-        """The topic's partitions, ascending; empty where there is no such topic. Raises SpanFailed."""
-        assert self._offsets is not None, "enter the SpanReader first"
+        """The topic's partitions, ascending; empty where there is no such topic. Raises SpanFailed.
+
+        A consumer without an assignment knows no topic, so the cluster is asked over a connection of its own.
+        """
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap, client_id=self._client_id)
         try:
             async with asyncio.timeout(SPAN_WAIT_MS_MAX / 1000):
-                await (
-                    self._offsets.topics()
-                )  # Asks the cluster: an unassigned consumer knows no topic by itself.
+                await admin.start()
+                (found,) = await admin.describe_topics([topic.name])
         except (KafkaError, TimeoutError) as error:
             raise SpanFailed(topic.name) from error
-        return sorted(self._offsets.partitions_for_topic(topic.name) or ())
+        finally:
+            await admin.close()
+        return sorted(partition["partition"] for partition in found["partitions"])
 
     async def span(
         self,
