@@ -165,6 +165,56 @@ async def test_a_cancel_in_mid_answer_ends_it_in_place_and_frees_the_slot_for_th
     assert not log.of(RunEnded, accepted=False)
 
 
+async def test_a_takeover_that_finds_the_grant_used_up_only_ends_the_run(
+    runs: Runs, worker: StartWorker
+) -> None:
+    run_id = await runs.mint(0)
+    await runs.queue(run_id, grant=20)
+    await runs.request(run_id, grant=20)
+    await runs.pretend(run_id, attempt=1, said=20)
+    worker()
+    log = await runs.until_ended(run_id)
+    assert (log.state.finish_reason, log.state.n) == (FinishReason.LENGTH, 20)
+    assert log.state.attempt == 2
+
+
+async def test_a_run_older_than_the_tail_is_read_back_and_continued_or_left_alone(
+    runs: Runs, worker: StartWorker
+) -> None:
+    begun, over = await runs.mint(0), await runs.mint(0)
+    for run_id in (begun, over):
+        await runs.queue(run_id)
+        await runs.pretend(run_id, attempt=1, said=7)
+    await runs.cancel(over)
+    worker(tokens=30)  # Finds no request, so its tail begins behind all this.
+    await runs.request(over)
+    await runs.request(begun)
+    log = await runs.until_ended(begun)
+    assert (log.state.text, log.state.attempt) == (script_text((1, 2, 3), 30), 2)
+    assert (await runs.read(over)).state.attempt == 1
+
+
+async def test_everything_done_is_committed_and_a_new_worker_does_none_of_it_again(
+    runs: Runs, worker: StartWorker
+) -> None:
+    first = worker()
+    run_ids = [await runs.start(place % 4, (place, 3)) for place in range(8)]
+    ends = [(await runs.until_ended(run_id)).seen[-1].offset for run_id in run_ids]
+    assert first.stop()[0] == 0
+    assert await runs.uncommitted() == 0
+    worker()
+    for place, run_id in enumerate(run_ids):
+        await runs.request(run_id, (place, 3))  # A replay of context, after the end.
+    await runs.until_ended(await runs.start(0))
+
+    async def committed() -> bool:
+        return await runs.uncommitted() == 0
+
+    await eventually_async(committed, within_s=5, what="the replayed requests are done")
+    for run_id, end in zip(run_ids, ends, strict=True):
+        assert (await runs.read(run_id)).seen[-1].offset == end
+
+
 async def test_a_worker_killed_in_mid_answer_is_replaced_and_the_client_sees_one_answer(
     runs: Runs, worker: StartWorker
 ) -> None:

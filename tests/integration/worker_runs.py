@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from aiokafka.admin import AIOKafkaAdminClient
+
 from inference_workers.decisions.script import Script, answer
 from infra.command.topics import apply_topics
 from infra.log.epoch import topic_epoch
@@ -231,6 +233,36 @@ class Runs:
     async def cancel(self, run_id: str) -> Appended:
         """What the edge writes."""
         return await self._append(TOKENS, RunCancelled(run_id=run_id, reason=CancelReason.USER))
+
+    async def pretend(self, run_id: str, *, attempt: int, said: int) -> None:
+        """What a worker that then died wrote: an attempt and so many tokens of the answer to (1, 2, 3)."""
+        nonce = f"dead-{attempt}"
+        started = AttemptStarted(
+            run_id=run_id, attempt=attempt, nonce=nonce, worker_id="dead", input_tokens=3
+        )
+        await self._append(TOKENS, started)
+        text = script_text((1, 2, 3), said)
+        await self._append(
+            TOKENS,
+            TokensGenerated(run_id=run_id, nonce=nonce, index=0, count=said, text=text),
+        )
+
+    async def uncommitted(self) -> int:
+        """Requests that the group has not committed, over all its queues with a commit."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
+        await admin.start()
+        try:
+            offsets = await admin.list_consumer_group_offsets(f"worker.{MODEL}")
+        finally:
+            await admin.close()
+        lag = 0
+        for lane in Lane:
+            topic = generations(MODEL, lane)
+            bounds = await self._spans.bounds(topic, list(range(PARTITIONS)))
+            for source, found in offsets.items():
+                if source.topic == topic.name and found.offset >= 0:
+                    lag += bounds[source.partition].end - found.offset
+        return lag
 
     async def start(self, partition: int = 0, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> str:
         """Mint, queue and request."""
