@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
@@ -114,7 +114,8 @@ async def _missing(
                 "The store is behind and the log does not answer.", code="history_behind"
             )
         if at == queued.assistant_message_id:
-            found.append(answer_of(source))
+            # Both have the time of the admission, as the store will say it too.
+            found.append(replace(answer_of(source), created_ms=question.created_ms))
         found.append(question)
         at = queued.parent_id
         if at is None or await _stored(edge, chat, at):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -150,7 +152,7 @@ async def _check_new(edge: EdgeState, caller: Caller, wanted: NewChat) -> None:
     if wanted.system_prompt:
         counts = await count_prompt(edge, caller, wanted.system_prompt, "", model=wanted.model)
         if not counts:
-            raise Refused(CONTEXT_TOO_LONG)
+            raise Refused(replace(CONTEXT_TOO_LONG, param="system_prompt"))
 
 
 def check_model(edge: EdgeState, caller: Caller, model: str) -> None:

@@ -28,6 +28,8 @@ EXTENSION: Final = "turnlog.direct"
 CONNECTIONS_MAX: Final = 10_000
 HEADER_BYTES_MAX: Final = 32_768
 HEADER_WAIT_S_MAX: Final = 10.0
+UNREAD_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How much of a body is still taken after its answer, so that the client comes to read it, before the connection is closed."""
 NOTSENT_LOWAT_BYTES: Final = 16_384
 """Without it the kernel takes megabytes for a viewer that does not read, before anybody notices."""
 USER_TIMEOUT_MS: Final = 25_000
@@ -49,6 +51,7 @@ _PROTOCOL_NAMES: Final = (
     "data_received",
     "on_message_begin",
     "on_headers_complete",
+    "on_body",
     "on_message_complete",
     "pause_writing",
     "resume_writing",
@@ -212,6 +215,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     writer: DirectWriter | None = None
     _header_bytes = 0
+    _unread_bytes = 0
     _in_headers = True
     _header_timer: asyncio.TimerHandle | None = None
 
@@ -248,6 +252,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request's head begins."""
         super().on_message_begin()
+        self._unread_bytes = 0
         self._expect_headers()
 
     def on_headers_complete(self) -> None:
@@ -257,6 +262,14 @@ class EdgeProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         self.scope["extensions"] = {EXTENSION: DirectOpener(self, self.cycle)}  # type: ignore[dict-item]
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a request's body; what comes after the answer is thrown away, within bounds."""
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > UNREAD_BYTES_MAX:
+                self.transport.close()
 
     def on_message_complete(self) -> None:
         """A request is complete; the next head may follow."""

@@ -91,7 +91,7 @@ def too_large(bytes_max: int) -> Refused:
             type=INVALID,
             code="body_too_large",
             message=f"The body is larger than {bytes_max} bytes.",
-            headers={**NEVER_RETRY, "connection": "close"},
+            headers=NEVER_RETRY,
         )
     )
 

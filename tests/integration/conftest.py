@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from infra.command.topics import apply_topics
+from tests.integration.edge_peers import MODEL, EdgeProcess, ScriptedPeer, scripted_peer
 from tests.integration.running import RunningBroker, RunningSystem
 
 SystemFactory = Callable[[Mapping[str, str]], RunningSystem]
@@ -48,3 +51,32 @@ def system(tmp_path: Path) -> Iterator[SystemFactory]:
     yield start
     for running in started:
         running.end()
+
+
+@pytest.fixture(scope="session")
+def edge_bootstrap(broker: RunningBroker) -> str:
+    """The session's broker, with the topics of one system whose only real processes are edges."""
+    asyncio.run(apply_topics(broker.bootstrap, models=(MODEL,), partitions=12))
+    return broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def edge_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of that system."""
+    return tmp_path_factory.mktemp("edge-home")
+
+
+@pytest.fixture(scope="session")
+def edges(edge_home: Path, edge_bootstrap: str) -> Iterator[tuple[EdgeProcess, EdgeProcess]]:
+    """Two edges of one system. Do not end them."""
+    first, second = (EdgeProcess(home=edge_home, bootstrap=edge_bootstrap) for _ in range(2))
+    yield first.wait_ready(), second.wait_ready()
+    first.end()
+    second.end()
+
+
+@pytest.fixture
+async def peer(edge_home: Path, edge_bootstrap: str) -> AsyncIterator[ScriptedPeer]:
+    """Plays the other processes of that system on the log, as the test tells it."""
+    async with scripted_peer(edge_home, edge_bootstrap) as found:
+        yield found

@@ -26,6 +26,7 @@ from infra.log.span_reader import SpanReader
 from infra.log.tail import Tail
 from infra.secrets import load_secrets
 from producers.log_writer import Appended, LogWriter
+from schemas.codec import Envelope
 from schemas.events import Event
 from schemas.events.accounts import PromptSubmitted
 from schemas.events.admissions import PromptAdmitted
@@ -214,6 +215,28 @@ class ScriptedPeer:
             ),
         )
 
+    async def store_past_answer(
+        self, chat_id: str, run_id: str, text: str, *, end_offset: int
+    ) -> None:
+        """A concluded run straight into the store, as if its log were long gone."""
+        concluded = RunConcluded(
+            run_id=run_id,
+            account_id="anna",
+            chat_id=chat_id,
+            user_message_id="msg_past_user",
+            assistant_message_id="msg_past_answer",
+            tier=Tier.PLUS,
+            model=MODEL,
+            text=text,
+            input_tokens=7,
+            output_tokens=2,
+            finish_reason=FinishReason.STOP,
+            attempts=1,
+            end_offset=end_offset,
+        )
+        envelope = Envelope(event=concluded, event_id="past", cause_id="", trace="")
+        await asyncio.to_thread(self._history.apply, [LogRecord(0, 0, 1_000, envelope)], {})
+
     async def answer(self, prompt: PromptSubmitted, pieces: list[str]) -> Appended:
         """The whole course: admitted, started, one delta a piece, stopped, concluded."""
         await self.queue(prompt)
@@ -346,3 +369,84 @@ def text_of(events: list[SseEvent]) -> str:
         elif event.name == "message.delta":
             text += event.data["text"]
     return text
+
+
+async def new_chat(client: httpx.AsyncClient, **fields: Any) -> str:
+    """A new chat's id."""
+    response = await client.post("/v1/chats", json=fields)
+    assert response.status_code == 201, response.text
+    return str(response.json()["id"])
+
+
+class OpenStream:
+    """A stream that is being read: what has come so far, event by event."""
+
+    def __init__(self, client: httpx.AsyncClient, method: str, path: str, **options: Any) -> None:
+        self._request = (client, method, path, options)
+        self._task: asyncio.Future[None] | None = None
+        self._body = b""
+        self._changed = asyncio.Event()
+        self.status = 0
+        self.headers = httpx.Headers()
+        self.broken = False
+        """The connection ended without a complete response."""
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.ensure_future(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
+        client, method, path, options = self._request
+        try:
+            async with client.stream(method, path, **options) as response:
+                self.status, self.headers = response.status_code, response.headers
+                async for piece in response.aiter_raw():
+                    self._body += piece
+                    self._changed.set()
+        except httpx.TransportError:
+            self.broken = True
+        finally:
+            self._changed.set()
+
+    @property
+    def events(self) -> list[SseEvent]:
+        """The complete events so far."""
+        whole, _, _ = self._body.rpartition(b"\n\n")
+        return parse_events(whole + b"\n\n") if whole else []
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return text_of(self.events)
+
+    @property
+    def raw(self) -> bytes:
+        """The body so far."""
+        return self._body
+
+    async def until(
+        self, condition: Callable[[list[SseEvent]], bool], *, within_s: float = 10
+    ) -> None:
+        """Wait until the events so far fulfil the condition."""
+        async with asyncio.timeout(within_s):
+            while not condition(self.events):
+                assert self._task is not None
+                assert not self._task.done(), f"ended with {self.status}: {self._body[-300:]!r}"
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_text(self, text: str) -> None:
+        """Wait until this is the text so far."""
+        await self.until(lambda events: text_of(events) == text)
+
+    async def to_end(self, *, within_s: float = 10) -> list[SseEvent]:
+        """Wait for the end of the stream and give all events."""
+        assert self._task is not None
+        async with asyncio.timeout(within_s):
+            await asyncio.wait([self._task])
+        return self.events
