@@ -38,6 +38,7 @@ from schemas.topics import (
     QUOTAS,
     USAGE,
     WORKERS,
+    Cleanup,
 )
 
 GROUP: Final = "projector"
@@ -166,6 +167,8 @@ class Projector:
     async def _read(self, batch: Batch, work: _Work) -> None:
         source = batch.source
         for raw in batch.records:
+            if raw.value is None and source.topic.cleanup is Cleanup.COMPACT:
+                continue  # A row was removed.
             record = read_record(source.topic, raw)
             if isinstance(record, BadRecord):
                 await self._park(source, raw, record.reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from infra.command import bench, talk, token, topics_command, up
+from infra.command import bench, tail, talk, token, topics_command, up, verify
 
 app = typer.Typer(
     name="turnlog",
@@ -27,6 +27,8 @@ app.command()(up.status)
 app.command()(token.token)
 app.command()(talk.ask)
 app.command()(talk.chat)
+app.command()(tail.tail)
+app.command()(verify.verify)
 app.add_typer(bench.bench, name="bench")
 
 

@@ -101,10 +101,12 @@ CREATE TABLE projected (
 CREATE TABLE source (epoch INTEGER NOT NULL);
 """
 
-_CHAT: Final = """chat_id, account_id, CASE WHEN title <> '' THEN title ELSE first_words END, system_prompt, model,
+CHAT_COLUMNS: Final = """chat_id, account_id, CASE WHEN title <> '' THEN title ELSE first_words END, system_prompt, model,
     coalesce(created_ms, updated_ms), updated_ms, current_leaf, deleted"""
-_MESSAGE: Final = """m.message_id, m.chat_id, m.account_id, m.parent_id, m.role, m.content, m.status, m.finish_reason,
+MESSAGE_COLUMNS: Final = """m.message_id, m.chat_id, m.account_id, m.parent_id, m.role, m.content, m.status, m.finish_reason,
     m.run_id, m.token_count, m.created_ms"""
+RUN_COLUMNS: Final = """run_id, chat_id, account_id, user_message_id, assistant_message_id, model, status, finish_reason,
+    input_tokens, output_tokens, attempts, text, end_offset"""
 _PATH: Final = """WITH RECURSIVE path (message_id, parent_id, depth) AS (
     SELECT message_id, parent_id, 0 FROM messages WHERE message_id = :leaf AND chat_id = :chat
     UNION ALL
@@ -204,7 +206,7 @@ class SqliteHistory:
     async def chat(self, chat_id: str) -> Chat | None:
         """See History."""
         rows = await self._rows(
-            f"SELECT {_CHAT} FROM chats WHERE chat_id = ? AND (created_ms IS NOT NULL OR deleted)",
+            f"SELECT {CHAT_COLUMNS} FROM chats WHERE chat_id = ? AND (created_ms IS NOT NULL OR deleted)",
             chat_id,
         )
         return _chat(rows[0]) if rows else None
@@ -214,7 +216,7 @@ class SqliteHistory:
         after = read_chats_cursor(cursor) if cursor is not None else ChatsAfter(2**63 - 1, "")
         size = _page_size(limit)
         rows = await self._rows(
-            f"""SELECT {_CHAT} FROM chats
+            f"""SELECT {CHAT_COLUMNS} FROM chats
             WHERE account_id = ? AND created_ms IS NOT NULL AND NOT deleted AND (updated_ms, chat_id) < (?, ?)
             ORDER BY updated_ms DESC, chat_id DESC LIMIT ?""",
             account_id,
@@ -231,7 +233,7 @@ class SqliteHistory:
     async def message(self, message_id: str) -> Message | None:
         """See History."""
         rows = await self._rows(
-            f"SELECT {_MESSAGE} FROM messages m WHERE m.message_id = ?", message_id
+            f"SELECT {MESSAGE_COLUMNS} FROM messages m WHERE m.message_id = ?", message_id
         )
         return _message(rows[0]) if rows else None
 
@@ -260,7 +262,7 @@ class SqliteHistory:
                 SELECT m.message_id, m.parent_id, m.chat_id, depth + 1
                 FROM path JOIN messages m ON m.message_id = path.parent_id AND m.chat_id = path.chat_id
                 LIMIT ?)
-            SELECT {_MESSAGE} FROM path JOIN messages m USING (message_id) ORDER BY depth""",
+            SELECT {MESSAGE_COLUMNS} FROM path JOIN messages m USING (message_id) ORDER BY depth""",
             message_id,
             max(0, min(limit, BRANCH_MESSAGES_MAX)),
         )
@@ -268,11 +270,7 @@ class SqliteHistory:
 
     async def run(self, run_id: str) -> Run | None:
         """See History."""
-        rows = await self._rows(
-            """SELECT run_id, chat_id, account_id, user_message_id, assistant_message_id, model, status, finish_reason,
-            input_tokens, output_tokens, attempts, text, end_offset FROM runs WHERE run_id = ?""",
-            run_id,
-        )
+        rows = await self._rows(f"SELECT {RUN_COLUMNS} FROM runs WHERE run_id = ?", run_id)
         return _run(rows[0]) if rows else None
 
     async def projected(self, topic: str, partition: int) -> int:
@@ -310,7 +308,7 @@ def _branch_rows(
         values["below"] = found[0]  # Paths only grow, so this holds in the next statement too.
     return connection.execute(
         _PATH
-        + f"""SELECT {_MESSAGE} FROM path JOIN messages m USING (message_id)
+        + f"""SELECT {MESSAGE_COLUMNS} FROM path JOIN messages m USING (message_id)
         WHERE depth < :below ORDER BY depth DESC LIMIT :count""",
         values,
     ).fetchall()
