@@ -62,6 +62,8 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
         self.generation = 0
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopped = False
+        self._joining = True
+        self._committing = asyncio.Lock()
         self._consumer = AIOKafkaConsumer(
             bootstrap_servers=bootstrap,
             client_id=client_id,
@@ -98,12 +100,18 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
             logger.warning("group_left_late")
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """Called by the consumer."""
+        """Called by the consumer, which joins the group anew when this returns."""
+        # A commit that is refused makes the client forget who it is in the group. In the middle of a join that undoes the join,
+        # and with a commit every half second it never ends (seen). So none is under way or begun before the new assignment.
+        self._joining = True
         if revoked:
             self._guarded(self._on_revoked)
+        async with self._committing:
+            pass
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Called by the consumer before it knows where to read."""
+        self._joining = False
         self.generation += 1
         queues = frozenset(
             Queue(lane=self._lanes[source.topic], partition=source.partition) for source in assigned
@@ -141,9 +149,11 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
         return position
 
     async def commit(self, offsets: Mapping[Queue, int]) -> bool:
-        """Commit; True proves that the group counts us as a member. On False a rebalance follows, or the broker is away."""
+        """Commit; True proves that the group counts us as a member. False: it rebalances, or the broker is away."""
         try:
-            async with asyncio.timeout(COMMIT_WAIT_MS_MAX / 1000):
+            async with self._committing, asyncio.timeout(COMMIT_WAIT_MS_MAX / 1000):
+                if self._joining:
+                    return False
                 await self._consumer.commit(
                     {self._source(queue): offset for queue, offset in offsets.items()}
                 )
