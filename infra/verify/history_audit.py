@@ -86,20 +86,18 @@ class HistoryAudit:
             )
         exact = self.whole and not behind and not ahead
         for table, name in differences(wanted, found):
-            want, have = wanted[table][name], found[table].get(name)
-            if exact or (have is not None and _final(table, want) and not _emptied(found, have)):
+            have = found[table].get(name)
+            if exact or (table == "run" and _concluded(wanted[table][name], have, found)):
                 findings.broken("I4", name, f"the {table} in history is not what its topics say")
         findings.counts["history rows compared"] = sum(map(len, wanted.values()))
 
 
-def _final(table: str, row: Sequence[Any]) -> bool:
-    """Whether nothing but a deletion could still change the row."""
-    return table == "run" and row[_RUN_END] is not None
-
-
-def _emptied(found: Dump, run: Sequence[Any]) -> bool:
-    chat = found["chat"].get(run[1])
-    return not run[_RUN_TEXT] and chat is not None and bool(chat[-1])
+def _concluded(want: Sequence[Any], have: Sequence[Any] | None, found: Dump) -> bool:
+    """Whether both say how the run ended: then only a deletion of its chat may make them differ."""
+    if have is None or want[_RUN_END] is None or have[_RUN_END] is None:
+        return False
+    chat = found["chat"].get(have[1])
+    return bool(have[_RUN_TEXT]) or chat is None or not chat[-1]
 
 
 def differences(wanted: Dump, found: Dump) -> list[tuple[str, str]]:
