@@ -65,6 +65,8 @@ class GroupReader:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self.assignments = 0
+        self._joining = True
+        self._committing = asyncio.Lock()
         self._consumer = AIOKafkaConsumer(
             bootstrap_servers=bootstrap,
             client_id=client_id,
@@ -123,7 +125,9 @@ class GroupReader:
             for source, offset in offsets.items()
         }
         try:
-            async with asyncio.timeout(COMMIT_WAIT_MS_MAX / 1000):
+            async with self._committing, asyncio.timeout(COMMIT_WAIT_MS_MAX / 1000):
+                if self._joining:
+                    return False
                 await self._consumer.commit(wanted)
         except (KafkaError, TimeoutError) as error:
             _log.warning("commit failed: %s", type(error).__name__)
@@ -133,13 +137,21 @@ class GroupReader:
     def _source(self, position: TopicPartition) -> Source:
         return Source(topic=self._topics[position.topic], partition=position.partition)
 
-    def revoked(self, positions: set[TopicPartition]) -> None:
-        """Called by the rebalance."""
+    async def revoked(self, positions: set[TopicPartition]) -> None:
+        """Called by the rebalance, which joins the group anew when this returns.
+
+        A refused commit makes the client forget its generation, and in the middle of a join that undoes the join: so none is
+        under way or begun before the new assignment.
+        """
+        self._joining = True
         self.assignments += 1
         self._on_revoked([self._source(position) for position in positions])
+        async with self._committing:
+            pass
 
     def assigned(self, positions: set[TopicPartition]) -> None:
         """Called by the rebalance."""
+        self._joining = False
         self._on_assigned([self._source(position) for position in positions])
 
 
@@ -149,8 +161,8 @@ class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(self, reader: GroupReader) -> None:
         self._reader = reader
 
-    def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        self._reader.revoked(revoked)
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        await self._reader.revoked(revoked)
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         self._reader.assigned(assigned)
