@@ -23,6 +23,7 @@ from aiokafka.errors import KafkaError
 from infra.history import HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE
 from infra.history.sqlite_writer import HistoryWriter, Unstorable
+from infra.log.broker_wait import broker_listens
 from infra.log.epoch import topic_epoch
 from infra.log.group import Batch, GroupReader, Source
 from infra.log.records import BadRecord, LogRecord, RawRecord, read_record
@@ -243,8 +244,10 @@ def end_process(error: BaseException) -> NoReturn:
 async def run(settings: ProjectorSettings) -> None:
     """Run until SIGTERM."""
     stop = stop_requested()
+    bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
+    await broker_listens(bootstrap)
     projector = Projector(
-        bootstrap=kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port),
+        bootstrap=bootstrap,
         session_ms=group_session_ms(session_ms=settings.session_ms, kafka=settings.kafka),
         path=settings.home / HISTORY_FILE,
     )

@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 
 from aiokafka.errors import KafkaError
 
+from infra.log.broker_wait import broker_listens
 from infra.log.group import Batch, GroupReader, Source
 from infra.log.records import BadRecord, LogRecord, RawRecord, read_record
 from infra.log.span_reader import SpanFailed, SpanReader
@@ -280,8 +281,10 @@ def seen_of(record: LogRecord) -> Seen:
 async def run(settings: RecorderSettings) -> None:
     """Run until SIGTERM."""
     stop = stop_requested()
+    bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
+    await broker_listens(bootstrap)
     recorder = Recorder(
-        bootstrap=kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port),
+        bootstrap=bootstrap,
         session_ms=group_session_ms(session_ms=settings.session_ms, kafka=settings.kafka),
     )
     await recorder.run(stop)

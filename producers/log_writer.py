@@ -14,6 +14,7 @@ from typing import Final, Self
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from infra.log.broker_wait import broker_listens
 from producers.placement import place
 from schemas.codec import encode
 from schemas.events import Event
@@ -54,6 +55,7 @@ class LogWriter:
         self._partitions: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
+        await broker_listens(self._bootstrap)  # Where it does not, what follows says so.
         producer = AIOKafkaProducer(
             bootstrap_servers=self._bootstrap,
             client_id=self._client_id,
