@@ -7,8 +7,6 @@ from typing import Final
 
 from edge.auth import Caller
 from edge.state import EdgeState
-from infra.models import ChatMessage
-from schemas.vocabulary import Role
 
 INLINE_CHARS_MAX: Final = 2_000
 """Longer texts are counted in a thread: the event loop serves others meanwhile."""
@@ -18,13 +16,11 @@ async def count_prompt(
     edge: EdgeState, caller: Caller, system_prompt: str, content: str, *, model: str | None
 ) -> dict[str, int]:
     """Tokens by candidate model, of those in which the prompt fits. Empty: it fits none."""
-    messages = [ChatMessage(role=Role.USER, content=content)]
-    if system_prompt:
-        messages.insert(0, ChatMessage(role=Role.SYSTEM, content=system_prompt))
     limits = edge.accounts.tier(caller.tier)
     counts: dict[str, int] = {}
     for name in [model] if model is not None else edge.models_of(caller.tier):
         prompt_model = edge.models[name]
+        messages = prompt_model.shortest_prompt(system_prompt, content)
         if len(system_prompt) + len(content) <= INLINE_CHARS_MAX:
             count = len(prompt_model.prompt_ids(messages))
         else:
