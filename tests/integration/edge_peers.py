@@ -103,7 +103,7 @@ class EdgeProcess:
 class ScriptedPeer:
     """Speaks on the log as the other processes would, exactly as told."""
 
-    def __init__(self, writer: LogWriter, home: Path, bootstrap: str) -> None:
+    def __init__(self, writer: LogWriter, home: Path) -> None:
         self.writer = writer
         self.secrets = load_secrets(home)
         self.prompts: asyncio.Queue[PromptSubmitted] = asyncio.Queue()
@@ -114,7 +114,7 @@ class ScriptedPeer:
         """Clear it to hold the projection back."""
         self.projecting.set()
         self._history = HistoryWriter(home / HISTORY_FILE)
-        self._bootstrap = bootstrap
+        self._writing = asyncio.Lock()
         self._serial = 0
 
     async def append(self, topic: Topic, event: Event) -> Appended:
@@ -286,7 +286,8 @@ class ScriptedPeer:
             await self.projecting.wait()
             if records:
                 reached = {(topic.name, p): offset for p, offset in tail.positions.items()}
-                await asyncio.to_thread(self._history.apply, records, reached)
+                async with self._writing:
+                    await asyncio.to_thread(self._history.apply, records, reached)
 
 
 @asynccontextmanager
@@ -296,7 +297,7 @@ async def scripted_peer(home: Path, bootstrap: str) -> AsyncIterator[ScriptedPee
         LogWriter(bootstrap=bootstrap, client_id="peer") as writer,
         SpanReader(bootstrap=bootstrap, client_id="peer") as reader,
     ):
-        peer = ScriptedPeer(writer, home, bootstrap)
+        peer = ScriptedPeer(writer, home)
         partitions = list(range(await writer.partitions_of(TOKENS)))
         topics = (ACCOUNTS, TOKENS, CHATS, ADMISSIONS, OUTCOMES)
         tails = []
