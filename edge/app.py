@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge import account_routes, chat_routes, health_routes, message_routes, run_routes
 from edge.answers import problem_answer
 from edge.decisions.problems import INVALID, NOT_FOUND, SERVER, Problem, Refused
 from edge.rim import Rim
-from edge.state import EdgeState
+from edge.state import SCOPE_KEY, EdgeState
 from infra.history import HistoryUnavailable
 
 _CHAT = "/v1/chats/{chat_id}"
@@ -40,16 +40,19 @@ ROUTES = (
 
 def build_app(edge: EdgeState) -> ASGIApp:
     """The ASGI application of one edge process."""
-    app = Starlette(
-        routes=list(ROUTES),
-        exception_handlers={
-            Refused: _refused,
-            HistoryUnavailable: _store_failed,
-            HTTPException: _http_error,
-        },
-    )
-    app.state.edge = edge
-    app.router.redirect_slashes = False
+    handlers = {
+        Refused: _refused,
+        HistoryUnavailable: _store_failed,
+        HTTPException: _http_error,
+    }
+    # Not `Starlette`: its outermost layer answers a failure in a shape of its own before ours sees it.
+    routed = ExceptionMiddleware(Router(list(ROUTES), redirect_slashes=False), handlers=handlers)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SCOPE_KEY] = edge
+        scope["app"] = app  # With it the router raises what it cannot route, and our handlers answer.
+        await routed(scope, receive, send)
+
     return Rim(app, edge.metrics)
 
 

@@ -24,6 +24,7 @@ from schemas.vocabulary import RunStatus
 SPAN_RECORDS_MAX: Final = 400_000
 """A longer way back is not read for a run that history tells whole."""
 LOADS_MAX: Final = 32
+FIRST_RECORD_WAIT_S_MAX: Final = 1.0
 
 
 class RunUnknown(LookupError):
@@ -48,14 +49,19 @@ class CatchUp:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._places = asyncio.Semaphore(LOADS_MAX)
 
-    async def find(self, run_id: str) -> LiveRun | PastRun:
-        """The run. Raises RunUnknown, SpanFailed or HistoryUnavailable."""
+    async def find(
+        self, run_id: str, *, wait_s: float = FIRST_RECORD_WAIT_S_MAX
+    ) -> LiveRun | PastRun:
+        """The run; waits `wait_s` for one of which this edge has seen no record yet, since another may have read further.
+
+        Raises RunUnknown, SpanFailed or HistoryUnavailable.
+        """
         held = self._runs.get(run_id)
-        if held is not None:
+        if held is not None and held.transcript.last_offset >= 0:
             return held
         address = run_address(run_id)
         if self._runs.knows(address):
-            raise RunUnknown(run_id)  # Above the floor and not held: it has no record yet.
+            return await self._first_record(self._runs.expect(run_id), wait_s)
         past = await self._history.run(run_id)
         concluded = past if past is not None and _has_ended(past) else None
         if address.epoch != self._runs.epoch or address.partition not in self._runs.positions:
@@ -78,6 +84,16 @@ class CatchUp:
         if found is None:
             raise RunUnknown(run_id)
         return found
+
+    @staticmethod
+    async def _first_record(run: LiveRun, wait_s: float) -> LiveRun:
+        try:
+            async with asyncio.timeout(wait_s):
+                while run.transcript.last_offset < 0:
+                    await run.changed()
+        except TimeoutError:
+            raise RunUnknown(run.run_id) from None
+        return run
 
     @staticmethod
     def _too_far(address: RunAddress, run: Run) -> bool:

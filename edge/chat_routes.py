@@ -108,7 +108,7 @@ async def delete_chat(request: Request) -> Response:
     appended = await _append(edge, deleted, derived_event_id(chat.chat_id, "ChatDeleted"))
     for run in edge.runs.runs_of_chat(chat.chat_id):
         if run.transcript.state.open:
-            await edge.writer.send(
+            await edge.appends.hand_over(
                 TOKENS,
                 RunCancelled(run_id=run.run_id, reason=CancelReason.USER),
                 event_id=derived_event_id(run.run_id, "RunCancelled chat deleted"),
@@ -167,7 +167,7 @@ def check_model(edge: EdgeState, caller: Caller, model: str) -> None:
 
 async def _append(edge: EdgeState, event: ChatEvent, event_id: str) -> Appended:
     try:
-        return await edge.writer.append(
+        return await edge.appends.append(
             CHATS, event, event_id=event_id, wait_ms_max=APPEND_WAIT_MS_MAX
         )
     except AppendFailed:

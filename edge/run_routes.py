@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from edge.answers import json_answer
 from edge.auth import Caller
-from edge.catch_up import PastRun, RunUnknown
+from edge.catch_up import FIRST_RECORD_WAIT_S_MAX, PastRun, RunUnknown
 from edge.decisions.problems import Refused, invalid, not_found, unavailable
 from edge.decisions.token_cursor import (
     START,
@@ -108,7 +108,7 @@ async def cancel_run(request: Request) -> Response:
     edge, caller = state_of(request), caller_of(request)
     chat_id, run_id = _ids(edge, caller, request)
     try:
-        found = await _find(edge, caller, chat_id, run_id)
+        found = await _find(edge, caller, chat_id, run_id, wait_s=0)
     except Refused as refused:
         # No record yet: the cancel is remembered by the run's own stream, whatever comes first.
         if refused.problem.status != 404 or not edge.runs.knows(run_address(run_id)):
@@ -128,7 +128,7 @@ def _cancelled(run_id: str, status: RunStatus) -> Response:
 async def _append_cancel(edge: EdgeState, run: LiveRun) -> None:
     """Append the cancel and wait a moment for it to come back. Raises Refused (503)."""
     try:
-        await edge.writer.append(
+        await edge.appends.append(
             TOKENS,
             RunCancelled(run_id=run.run_id, reason=CancelReason.USER),
             event_id=derived_event_id(random_id().hex(), "RunCancelled"),
@@ -161,14 +161,21 @@ def _ids(edge: EdgeState, caller: Caller, request: Request) -> tuple[str, str]:
     return chat_id, run_id
 
 
-async def _find(edge: EdgeState, caller: Caller, chat_id: str, run_id: str) -> LiveRun | PastRun:
+async def _find(
+    edge: EdgeState,
+    caller: Caller,
+    chat_id: str,
+    run_id: str,
+    *,
+    wait_s: float = FIRST_RECORD_WAIT_S_MAX,
+) -> LiveRun | PastRun:
     """The run, or the one that it was redirected to. Raises Refused."""
     chat = await edge.history.chat(chat_id)
     if chat is not None and (chat.deleted or chat.account_id != caller.account_id):
         raise not_found("chat")
     for _ in range(REDIRECTS_MAX):
         try:
-            run = await edge.catch_up.find(run_id)
+            run = await edge.catch_up.find(run_id, wait_s=wait_s)
         except (RunUnknown, BadId):
             raise not_found("run") from None
         except SpanFailed:

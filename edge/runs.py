@@ -45,7 +45,6 @@ class LiveRun:
     """One run: its transcript, who views it, and who waits for a change."""
 
     __slots__ = (
-        "_waiters",
         "address",
         "digest",
         "held_since",
@@ -53,6 +52,7 @@ class LiveRun:
         "sinks",
         "stored",
         "transcript",
+        "waiting",
     )
 
     def __init__(self, run_id: str, address: RunAddress, held_since: float) -> None:
@@ -64,7 +64,8 @@ class LiveRun:
         self.held_since = held_since
         self.stored = False
         """Whether the store was seen to have the concluded run."""
-        self._waiters: list[asyncio.Future[None]] = []
+        self.waiting: list[asyncio.Future[None]] = []
+        """Who waits for a change."""
 
     def frames(self, shown: Iterable[Shown]) -> bytes:
         """The events as frames, joined."""
@@ -73,16 +74,16 @@ class LiveRun:
     async def changed(self) -> None:
         """Wait for the next accepted record, or `wake`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self.waiting.append(waiter)
         try:
             await waiter
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            if waiter in self.waiting:
+                self.waiting.remove(waiter)
 
     def wake(self) -> None:
         """Let everyone who waits look again."""
-        waiters, self._waiters = self._waiters, []
+        waiters, self.waiting = self.waiting, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -90,7 +91,7 @@ class LiveRun:
     @property
     def idle(self) -> bool:
         """Nobody views it and nobody waits for it."""
-        return not self.sinks and not self._waiters
+        return not self.sinks and not self.waiting
 
 
 class RunTable:
@@ -189,7 +190,8 @@ class RunTable:
                 self.last_shown_ms = record.appended_ms
             if not (len(shown) == 1 and type(shown[0]) is DeltaShown):
                 self._turned(run, queued_now=isinstance(event, RunQueued))
-            run.wake()
+            if run.waiting:
+                run.wake()
         for run, turn in turns.items():
             self._fan_out(run, turn)
 

@@ -22,6 +22,7 @@ from aiokafka.errors import KafkaError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge.app import build_app
+from edge.appends import Appends, ProducerBroken
 from edge.catch_up import CatchUp
 from edge.direct_writer import EdgeProtocol, missing_names
 from edge.loop_lag import LoopLag
@@ -118,6 +119,7 @@ async def open_edge(
         tokens, token_ends = await open_tail(bootstrap, reader, TOKENS, partitions)
         for tail in (rows, reports, tokens):
             await stack.enter_async_context(tail)
+        appends = Appends(writer)
         runs = RunTable(epoch=epoch, starts=token_ends, now=time.monotonic)
         runs.on_written = metrics.written
         edge = EdgeState(
@@ -126,7 +128,7 @@ async def open_edge(
             secrets=secrets,
             partitions=partitions,
             models=models,
-            writer=writer,
+            appends=appends,
             reader=reader,
             history=history,
             runs=runs,
@@ -145,6 +147,7 @@ async def open_edge(
                 group.create_task(follow_workers(reports, workers, clock, writer)),
                 group.create_task(follow_tokens(tokens, runs, clock)),
                 group.create_task(lag.probe()),
+                group.create_task(appends.watch()),
                 group.create_task(_keep_house(edge)),
             ]
             async with asyncio.timeout(CAUGHT_UP_WAIT_S_MAX):
@@ -219,9 +222,9 @@ def main() -> None:
     start_logging("edge", settings.log)
     try:
         asyncio.run(serve(settings))
-    except* (KafkaError, OffsetsGone, SpanFailed, TimeoutError) as group:
+    except* (KafkaError, OffsetsGone, ProducerBroken, SpanFailed, TimeoutError) as group:
         names = sorted({type(error).__name__ for error in group.exceptions})
-        log.error("the log cannot be followed: %s", ", ".join(names))  # noqa: TRY400
+        log.error("the log cannot be used: %s", ", ".join(names))  # noqa: TRY400
         os._exit(DEFECT_EXIT)
 
 

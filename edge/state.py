@@ -1,4 +1,4 @@
-"""What the routes of one edge process share. Built once in `server.py`, and carried by the application."""
+"""What the routes of one edge process share. Built once in `server.py`, and carried by every request."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from starlette.requests import Request
 
+from edge.appends import Appends
 from edge.auth import Caller, authenticate
 from edge.catch_up import CatchUp
 from edge.decisions.problems import unavailable
@@ -24,10 +25,10 @@ from infra.history import History
 from infra.log.span_reader import SpanReader
 from infra.models import PromptModel
 from infra.secrets import Secrets
-from producers.log_writer import LogWriter
 from schemas.ids import CHAT_PREFIX, MESSAGE_PREFIX, RANDOM_BYTES, RUN_PREFIX, belongs_to
 from schemas.vocabulary import Tier
 
+SCOPE_KEY: Final = "turnlog.edge"
 STREAMS_MAX: Final = 6_000
 HELD_RUNS_MAX: Final = 60_000
 PROJECTION_WAIT_MS_MAX: Final = 1_000
@@ -46,7 +47,7 @@ class EdgeState:
     secrets: Secrets
     partitions: int
     models: Mapping[str, PromptModel]
-    writer: LogWriter
+    appends: Appends
     reader: SpanReader
     history: History
     runs: RunTable
@@ -105,8 +106,8 @@ class EdgeState:
 
 
 def state_of(request: Request) -> EdgeState:
-    """The state that the application carries."""
-    found: EdgeState = request.app.state.edge
+    """The state that every request's scope carries."""
+    found: EdgeState = request.scope[SCOPE_KEY]
     return found
 
 

@@ -20,7 +20,7 @@ from edge.decisions.requests import NewMessage
 from edge.runs import LiveRun
 from edge.state import EdgeState, random_id
 from infra.log.span_reader import SpanFailed
-from producers.log_writer import Appended, AppendFailed, RecordTooLarge
+from producers.log_writer import AppendFailed, RecordTooLarge
 from schemas.events.accounts import PromptSubmitted
 from schemas.events.tokens import RunCancelled
 from schemas.ids import RunAddress, derived_event_id, mint_message_id, mint_run_id, run_address
@@ -61,10 +61,9 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     clock = asyncio.get_running_loop().time
     sent_at = clock()
     try:
-        appending = await edge.writer.send(
+        await edge.appends.hand_over(
             ACCOUNTS, prompt, event_id=derived_event_id(run.run_id, "PromptSubmitted")
         )
-        appending.add_done_callback(_note_fate)
     except RecordTooLarge:
         raise unprocessable(
             "The message is too long.", param="content", code="content_length"
@@ -134,11 +133,6 @@ def _prompt(edge: EdgeState, submission: Submission, run_id: str) -> PromptSubmi
     )
 
 
-def _note_fate(appending: asyncio.Future[Appended]) -> None:
-    if not appending.cancelled() and (error := appending.exception()) is not None:
-        log.warning("prompt not acknowledged: %s", type(error).__name__)
-
-
 async def _decision(edge: EdgeState, run: LiveRun, *, wait_s: float) -> bool:
     """Wait until the run is queued or has ended. False: not within `wait_s`."""
     clock = asyncio.get_running_loop().time
@@ -185,7 +179,7 @@ async def _redirected(edge: EdgeState, run_id: str) -> LiveRun | PastRun:
 async def give_up(edge: EdgeState, run_id: str) -> None:
     """Nobody will come back for this run: it must not go on and be billed."""
     try:
-        await edge.writer.append(
+        await edge.appends.append(
             TOKENS,
             RunCancelled(run_id=run_id, reason=CancelReason.GAVE_UP),
             event_id=derived_event_id(run_id, "RunCancelled gave_up"),
