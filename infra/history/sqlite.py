@@ -57,8 +57,9 @@ CREATE TABLE chats (
     created_ms INTEGER,
     updated_ms INTEGER NOT NULL,
     current_leaf TEXT,
-    leaf_ms INTEGER NOT NULL DEFAULT -1,
-    leaf_offset INTEGER NOT NULL DEFAULT -1,
+    chosen_leaf TEXT,
+    chosen_ms INTEGER NOT NULL DEFAULT -1,
+    chosen_offset INTEGER NOT NULL DEFAULT -1,
     deleted INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX chats_of_account ON chats (account_id, updated_ms DESC, chat_id DESC);
@@ -73,9 +74,11 @@ CREATE TABLE messages (
     finish_reason TEXT,
     run_id TEXT NOT NULL,
     token_count INTEGER,
-    created_ms INTEGER NOT NULL
+    created_ms INTEGER NOT NULL,
+    admitted_ms INTEGER,
+    admitted_offset INTEGER
 );
-CREATE INDEX messages_of_chat ON messages (chat_id);
+CREATE INDEX messages_of_chat ON messages (chat_id, role, admitted_ms, admitted_offset);
 CREATE TABLE runs (
     run_id TEXT PRIMARY KEY,
     chat_id TEXT NOT NULL,

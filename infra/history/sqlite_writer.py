@@ -2,8 +2,9 @@
 
 Rules (the tests cite them):
   H1  A batch and the offsets it reaches are one transaction: a crash leaves both or neither.
-  H2  Order does not matter: an outcome may come before its admission and both before their chat. Every field is written once, or is
-      the one of the newest record by (append time, offset), or is a maximum. So a replay changes nothing either.
+  H2  Order does not matter: an outcome may come before its admission and both before their chat. Every field is the one of the oldest
+      or of the newest record by (append time, offset), or a minimum or maximum. So a replay changes nothing, and a copy that a
+      restarted writer appended later does not count as newer.
   H3  Times are append times of records, never a clock's.
   H4  A deleted chat stays as an empty row. Its messages and answers are removed, and those that come later are not stored.
   H5  The same run concluded twice with different content is a defect: the first one stays, and it is counted.
@@ -138,7 +139,7 @@ def _write(cursor: sqlite3.Cursor, event: Event, ms: int, offset: int) -> bool:
             _deleted(cursor, event.chat_id)
         case LeafChosen():
             _touch(cursor, event.chat_id, event.account_id, ms)
-            _leaf(cursor, event.chat_id, event.message_id, ms, offset)
+            _leaf_chosen(cursor, event, ms, offset)
         case PromptAdmitted():
             _admitted(cursor, event, ms, offset)
         case PromptRefused():
@@ -166,9 +167,9 @@ def _is_deleted(cursor: sqlite3.Cursor, chat_id: str) -> bool:
 def _created(cursor: sqlite3.Cursor, event: ChatCreated, ms: int, offset: int) -> None:
     _touch(cursor, event.chat_id, event.account_id, ms)
     cursor.execute(
-        """UPDATE chats SET created_ms = ?, model = ?, system_prompt = CASE WHEN deleted THEN '' ELSE ? END
-        WHERE chat_id = ? AND created_ms IS NULL""",
-        (ms, event.model, event.system_prompt, event.chat_id),
+        """UPDATE chats SET created_ms = min(coalesce(created_ms, ?), ?), model = ?,
+            system_prompt = CASE WHEN deleted THEN '' ELSE ? END WHERE chat_id = ?""",
+        (ms, ms, event.model, event.system_prompt, event.chat_id),
     )
     _title(cursor, event.chat_id, event.title, ms, offset)
 
@@ -181,18 +182,32 @@ def _title(cursor: sqlite3.Cursor, chat_id: str, title: str, ms: int, offset: in
     )
 
 
-def _leaf(cursor: sqlite3.Cursor, chat_id: str, message_id: str, ms: int, offset: int) -> None:
+def _leaf_chosen(cursor: sqlite3.Cursor, event: LeafChosen, ms: int, offset: int) -> None:
     cursor.execute(
-        """UPDATE chats SET current_leaf = ?, leaf_ms = ?, leaf_offset = ?
-        WHERE chat_id = ? AND NOT deleted AND (leaf_ms, leaf_offset, coalesce(current_leaf, '')) < (?, ?, ?)""",
-        (message_id, ms, offset, chat_id, ms, offset, message_id),
+        """UPDATE chats SET chosen_leaf = ?, chosen_ms = ?, chosen_offset = ?
+        WHERE chat_id = ? AND (chosen_ms, chosen_offset) < (?, ?)""",
+        (event.message_id, ms, offset, event.chat_id, ms, offset),
+    )
+    _current_leaf(cursor, event.chat_id)
+
+
+def _current_leaf(cursor: sqlite3.Cursor, chat_id: str) -> None:
+    """The answer admitted last, or what a person chose after that. An answer is as old as its first admission."""
+    cursor.execute(
+        """UPDATE chats SET current_leaf = coalesce(
+            (SELECT message_id FROM messages WHERE chat_id = chats.chat_id AND role = ?
+                AND (admitted_ms, admitted_offset) > (chosen_ms, chosen_offset)
+                ORDER BY admitted_ms DESC, admitted_offset DESC LIMIT 1),
+            chosen_leaf)
+        WHERE chat_id = ? AND NOT deleted""",
+        (Role.ASSISTANT, chat_id),
     )
 
 
 def _deleted(cursor: sqlite3.Cursor, chat_id: str) -> None:
     cursor.execute(
-        """UPDATE chats SET deleted = 1, title = '', first_words = '', system_prompt = '', current_leaf = NULL
-        WHERE chat_id = ?""",
+        """UPDATE chats SET deleted = 1, title = '', first_words = '', system_prompt = '', current_leaf = NULL,
+            chosen_leaf = NULL WHERE chat_id = ?""",
         (chat_id,),
     )
     cursor.execute("DELETE FROM messages WHERE chat_id = ?", (chat_id,))
@@ -204,7 +219,6 @@ def _admitted(cursor: sqlite3.Cursor, event: PromptAdmitted, ms: int, offset: in
     _run(cursor, event, model=event.model, status=RunStatus.QUEUED)
     if _is_deleted(cursor, event.chat_id):
         return
-    _leaf(cursor, event.chat_id, event.assistant_message_id, ms, offset)
     cursor.execute(
         """UPDATE chats SET first_words = ?, first_words_ms = ?, first_words_offset = ?
         WHERE chat_id = ? AND (first_words_ms IS NULL OR (first_words_ms, first_words_offset) > (?, ?))""",
@@ -212,7 +226,8 @@ def _admitted(cursor: sqlite3.Cursor, event: PromptAdmitted, ms: int, offset: in
     )
     cursor.execute(
         """INSERT INTO messages (message_id, chat_id, account_id, parent_id, role, content, status, run_id, created_ms)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET created_ms = min(created_ms, excluded.created_ms)""",
         (
             event.user_message_id,
             event.chat_id,
@@ -226,9 +241,12 @@ def _admitted(cursor: sqlite3.Cursor, event: PromptAdmitted, ms: int, offset: in
         ),
     )
     cursor.execute(
-        """INSERT INTO messages (message_id, chat_id, account_id, parent_id, role, content, status, run_id, created_ms)
-        VALUES (?, ?, ?, ?, ?, '', ?, ?, ?)
-        ON CONFLICT DO UPDATE SET created_ms = min(created_ms, excluded.created_ms)""",
+        """INSERT INTO messages (message_id, chat_id, account_id, parent_id, role, content, status, run_id, created_ms,
+            admitted_ms, admitted_offset) VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET created_ms = min(created_ms, excluded.created_ms),
+            admitted_ms = CASE WHEN admitted_ms <= excluded.admitted_ms THEN admitted_ms ELSE excluded.admitted_ms END,
+            admitted_offset = CASE WHEN (admitted_ms, admitted_offset) <= (excluded.admitted_ms, excluded.admitted_offset)
+                THEN admitted_offset ELSE excluded.admitted_offset END""",
         (
             event.assistant_message_id,
             event.chat_id,
@@ -238,8 +256,11 @@ def _admitted(cursor: sqlite3.Cursor, event: PromptAdmitted, ms: int, offset: in
             RunStatus.QUEUED,
             event.run_id,
             ms,
+            ms,
+            offset,
         ),
     )
+    _current_leaf(cursor, event.chat_id)
 
 
 def _refused(cursor: sqlite3.Cursor, event: PromptRefused) -> None:

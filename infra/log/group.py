@@ -64,7 +64,6 @@ class GroupReader:
         self._topics = {topic.name: topic for topic in topics}
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._joining = True
         self.assignments = 0
         self._joining = True
         self._committing = asyncio.Lock()
@@ -121,8 +120,6 @@ class GroupReader:
         """Commit the next offset to read of each source. False: not done, and whoever owns the source now reads it again."""
         if not offsets:
             return True
-        if self._joining:
-            return False  # A commit that is refused in the middle of a join undoes the join.
         wanted = {
             TopicPartition(source.topic.name, source.partition): offset
             for source, offset in offsets.items()
@@ -148,7 +145,6 @@ class GroupReader:
         """
         self._joining = True
         self.assignments += 1
-        self._joining = True
         self._on_revoked([self._source(position) for position in positions])
         async with self._committing:
             pass

@@ -84,6 +84,10 @@ def conversation() -> HistoryLog:
     log.admitted("chat-c", "c1", content="secret")
     log.deleted("chat-c")
     log.concluded("chat-c", "c1", text="also secret")
+    # What restarted writers append again, under other offsets and times.
+    for number in (0, 1, 3, 4, 7, 12):
+        again = log.records[number]
+        log.append(again.topic, again.record.event)
     return log
 
 
@@ -224,7 +228,7 @@ async def test_a_refused_prompt_leaves_a_run_and_no_message(store: Store) -> Non
     assert await store.history.message("a3.answer") is None
 
 
-async def test_a_deleted_chat_keeps_no_text_and_is_not_listed(store: Store, tmp_path: Path) -> None:
+async def test_a_deleted_chat_keeps_no_text_and_is_not_listed(store: Store) -> None:
     store.apply(conversation().records)
     chat = await store.history.chat("chat-c")
     assert chat is not None
@@ -235,7 +239,7 @@ async def test_a_deleted_chat_keeps_no_text_and_is_not_listed(store: Store, tmp_
     assert run is not None
     assert (run.text, run.output_tokens) == ("", 3)
     listed = await store.history.chats(ACCOUNT, cursor=None, limit=10)
-    assert [c.chat_id for c in listed.rows] == ["chat-b", "chat-a"]
+    assert {c.chat_id for c in listed.rows} == {"chat-b", "chat-a"}
 
 
 async def test_the_newest_leaf_is_current_whoever_chose_it(store: Store) -> None:
@@ -249,6 +253,21 @@ async def test_the_newest_leaf_is_current_whoever_chose_it(store: Store) -> None
     moved = await store.history.chat("chat-a")
     assert moved is not None
     assert moved.current_leaf == "a5.answer"
+
+
+async def test_a_copy_of_an_older_prompt_does_not_become_the_newest_leaf(store: Store) -> None:
+    log = HistoryLog()
+    log.created("chat")
+    first = log.admitted("chat", "t1")
+    log.admitted("chat", "t2", parent="t1")
+    log.append(first.topic, first.record.event)
+    store.apply(log.records)
+    chat = await store.history.chat("chat")
+    assert chat is not None
+    assert chat.current_leaf == "t2.answer"
+    user = await store.history.message("t1.user")
+    assert user is not None
+    assert user.created_ms == first.record.appended_ms
 
 
 async def test_chats_are_paged_by_newest_activity(store: Store) -> None:
