@@ -50,7 +50,9 @@ def build_app(edge: EdgeState) -> ASGIApp:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCOPE_KEY] = edge
-        scope["app"] = app  # With it the router raises what it cannot route, and our handlers answer.
+        scope["app"] = (
+            app  # With it the router raises what it cannot route, and our handlers answer.
+        )
         await routed(scope, receive, send)
 
     return Rim(app, edge.metrics)

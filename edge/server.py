@@ -65,7 +65,7 @@ class EdgeSettings:
     low_disk_mb: int
 
 
-class _Server(uvicorn.Server):
+class EdgeServer(uvicorn.Server):
     """uvicorn without signal handlers of its own: this process decides when it ends."""
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ async def serve(settings: EdgeSettings) -> None:
         store as history,
         open_edge(settings, secrets=secrets, history=history, models=models) as (edge, group),
     ):
-        server = _Server(
+        server = EdgeServer(
             uvicorn.Config(
                 build_app(edge),
                 http=_http_protocol(),

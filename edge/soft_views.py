@@ -76,12 +76,10 @@ class Workers:
         partition = choose_partition(
             chat_id, partitions=partitions, models=models, workers=live, draws=draws
         )
-        owned = False
-        for worker_id, worker in self._seen.items():
-            if worker in live and partition in worker.report.partitions:
-                self._seen[worker_id] = replace(worker, sent_since=worker.sent_since + 1)
-                owned = True
-        if not owned:
+        owners = [worker for worker in live if partition in worker.report.partitions]
+        for worker in owners:
+            self._seen[worker.report.worker_id] = replace(worker, sent_since=worker.sent_since + 1)
+        if not owners:
             self._unowned.append(self._clock.now_ms())
         return partition
 
