@@ -20,7 +20,7 @@ from infra.log.records import BadRecord, LogRecord
 from infra.log.span_reader import SpanReader
 from processors.decisions.account import AccountOutput, output_id, snapshot
 from processors.decisions.account_partition import AccountPartition, Decided, Save, plan_save
-from processors.faust_process import or_die, park_bad
+from processors.faust_process import bad_record, log_bad, or_die, park_bad
 from producers.log_writer import ACK_WAIT_MS_MAX, Appended, AppendFailed, LogWriter, acknowledged
 from producers.placement import LIMITS_ROW_KEY, place
 from schemas.events.account_snapshots import (
@@ -169,7 +169,7 @@ class AccountLedger:
                 if isinstance(record, LogRecord):
                     rows.append(cast("AccountSnapshotEvent", record.event))
                 elif record.value is not None:  # None: the row was removed, see K4.
-                    await park_bad(self._writer, ACCOUNT_SNAPSHOTS, record)
+                    log_bad(ACCOUNT_SNAPSHOTS, record)
         owned.state = AccountPartition(rows)
         await self._append_rows(number, owned.state.rows_out_of_order())
         committed = await committed_offsets(self._bootstrap, self._group, ACCOUNTS, [number])
@@ -190,7 +190,7 @@ class AccountLedger:
         if self._owned.get(record.partition) is not owned:
             return  # Taken away meanwhile: its next owner decides it.
         owned.expect(record.offset)
-        readable = record if isinstance(record, BadRecord) else await self._checked(record)
+        readable = record if isinstance(record, BadRecord) else await self._checked(message, record)
         if isinstance(readable, BadRecord):
             await park_bad(self._writer, ACCOUNTS, readable)
             decided, sent = Decided(offset=record.offset), []
@@ -204,7 +204,7 @@ class AccountLedger:
             sent = await self._send_outputs(decided, readable.envelope.trace)
         owned.in_flight.append(_InFlight(message, decided, tuple(sent), time.monotonic()))
 
-    async def _checked(self, record: LogRecord) -> LogRecord | BadRecord:
+    async def _checked(self, message: Any, record: LogRecord) -> LogRecord | BadRecord:
         """A well-formed event that no decision could place is as bad as one that cannot be decoded."""
         match record.event:
             case PromptSubmitted(account_id=account_id, run_id=run_id):
@@ -220,7 +220,7 @@ class AccountLedger:
                 reason = ""
         if not reason:
             return record
-        return BadRecord(record.partition, record.offset, record.appended_ms, None, None, reason)
+        return bad_record(message, record, reason)
 
     async def _misplaced(self, account_id: str, partition: int) -> str:
         right = partition_for_key(account_id, await self._writer.partitions_of(ACCOUNTS))

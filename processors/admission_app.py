@@ -18,6 +18,7 @@ from processors.account_ledger import AccountLedger
 from processors.faust_process import (
     FaustSettings,
     acknowledge,
+    broker_or_stop,
     build_app,
     consume,
     or_die,
@@ -44,6 +45,8 @@ async def main(settings: AdmissionSettings) -> None:
     """Decide until SIGTERM or SIGINT."""
     stop = stop_requested()
     bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
+    if not await broker_or_stop(bootstrap, stop):
+        return
     app = build_app(
         FaustSettings(
             group=ADMISSION_GROUP,

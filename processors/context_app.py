@@ -20,6 +20,7 @@ from processors.context_assembly import ContextAssembly
 from processors.faust_process import (
     FaustSettings,
     acknowledge,
+    broker_or_stop,
     build_app,
     consume,
     run_until,
@@ -45,6 +46,8 @@ async def main(settings: ContextSettings) -> None:
     """Assemble until SIGTERM or SIGINT."""
     stop = stop_requested()
     bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
+    if not await broker_or_stop(bootstrap, stop):
+        return
     secrets = load_secrets(settings.home)
     models = {name: load_model(name) for name in MODELS}
     app = build_app(

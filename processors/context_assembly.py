@@ -28,7 +28,7 @@ from processors.decisions.chat_memory import (
     Remembered,
 )
 from processors.decisions.context_window import Said, Turn, first_kept, turns_of
-from processors.faust_process import or_die, park_bad
+from processors.faust_process import bad_record, log_bad, or_die, park_bad
 from producers.log_writer import LogWriter
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.chats import ChatCreated, ChatDeleted
@@ -109,7 +109,7 @@ class ContextAssembly:
 
     async def _take_fact(self, topic: Topic, message: Any, record: LogRecord | BadRecord) -> None:
         if isinstance(record, BadRecord):
-            await park_bad(self._writer, topic, record)
+            log_bad(topic, record)  # The projector parks it.
         else:
             self._learn(record)
         self._acknowledge(message)
@@ -117,22 +117,23 @@ class ContextAssembly:
     async def take_admission(self, message: Any, record: LogRecord | BadRecord) -> None:
         """A record of chat.admissions: an admitted prompt goes into work, beside all others."""
         await self._prompts.room()
-        checked = await self._checked(record)
-        if isinstance(checked, BadRecord):
-            await park_bad(self._writer, ADMISSIONS, checked)
+        if isinstance(record, BadRecord):
+            log_bad(ADMISSIONS, record)  # The projector parks it.
             self._prompts.add(message)
             return
-        self._learn(checked)
+        if (bad := await self._misplaced(message, record)) is not None:
+            await park_bad(self._writer, ADMISSIONS, bad)
+            self._prompts.add(message)
+            return
+        self._learn(record)
         work = None
-        if isinstance(checked.event, PromptAdmitted):
-            answering = self._answer(checked, checked.event)
+        if isinstance(record.event, PromptAdmitted):
+            answering = self._answer(record, record.event)
             work = self._tasks.create_task(or_die("a prompt could not be assembled", answering))
         self._prompts.add(message, work)
 
-    async def _checked(self, record: LogRecord | BadRecord) -> LogRecord | BadRecord:
-        """An admission whose run has no place is as bad as one that cannot be decoded."""
-        if isinstance(record, BadRecord):
-            return record
+    async def _misplaced(self, message: Any, record: LogRecord) -> BadRecord | None:
+        """An admission whose run has no place is as bad as one that cannot be decoded, and only seen here."""
         reason = ""
         try:
             run_id: str = record.event.run_id  # type: ignore[attr-defined]
@@ -140,9 +141,7 @@ class ContextAssembly:
                 reason = "the run's partition does not exist"
         except BadId:
             reason = "the run id is none"
-        if not reason:
-            return record
-        return BadRecord(record.partition, record.offset, record.appended_ms, None, None, reason)
+        return bad_record(message, record, reason) if reason else None
 
     def _learn(self, record: LogRecord) -> None:
         match record.event:

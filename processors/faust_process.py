@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import faust
 from faust.topics import Topic as FaustTopic
 
+from infra.log.broker_wait import broker_listens
 from infra.log.records import BadRecord, LogRecord, read_record
 from infra.process import DEFECT_EXIT
 from producers.log_writer import LogWriter
@@ -149,9 +150,21 @@ def _record(topic: Topic, message: Any) -> LogRecord | BadRecord:
     return read_record(topic, raw)
 
 
+def bad_record(message: Any, record: LogRecord, reason: str) -> BadRecord:
+    """A record that decodes, and yet nobody can act on, for the reason given."""
+    return BadRecord(
+        record.partition, record.offset, record.appended_ms, message.key, message.value, reason
+    )
+
+
+def log_bad(topic: Topic, bad: BadRecord) -> None:
+    """Say that a record was passed over, which the topic's named reader parks (I19)."""
+    log.error("passed over %s/%d/%d: %s", topic.name, bad.partition, bad.offset, bad.reason)
+
+
 async def park_bad(writer: LogWriter, topic: Topic, bad: BadRecord) -> None:
-    """Set a record aside and wait for it (I19)."""
-    log.error("parked topic=%s partition=%d offset=%d", topic.name, bad.partition, bad.offset)
+    """Set a record aside, as the topic's named reader or because only we see what is wrong, and wait for it (I19)."""
+    log.error("parked %s/%d/%d: %s", topic.name, bad.partition, bad.offset, bad.reason)
     await park(
         writer,
         topic,
@@ -161,6 +174,20 @@ async def park_bad(writer: LogWriter, topic: Topic, bad: BadRecord) -> None:
         value=bad.value,
         reason=bad.reason,
     )
+
+
+async def broker_or_stop(bootstrap: str, stop: asyncio.Event) -> bool:
+    """Wait for a broker that is being started (again); False when `stop` came first. Without a broker the process ends."""
+    listening = asyncio.ensure_future(broker_listens(bootstrap))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not listening.done():
+        listening.cancel()
+        return False
+    if not listening.result():
+        die(f"no Kafka broker answers at {bootstrap}")
+    return True
 
 
 async def run_until(app: faust.App, stop: asyncio.Event) -> None:
