@@ -29,7 +29,8 @@ COMMIT_WAIT_MS_MAX: Final = 3_000
 REBALANCE_WAIT_MS_MAX: Final = 6_000
 FETCH_WAIT_MS: Final = 500
 BATCH_RECORDS_MAX: Final = 500
-HEARTBEATS_PER_SESSION: Final = 4
+# A survivor learns of a rebalance by its next heartbeat, which is part of the time a takeover takes.
+HEARTBEATS_PER_SESSION: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from inference_workers.decisions.generation import BARREN_ATTEMPTS_MAX, ENGINE_FAILURES_MAX
+from inference_workers.decisions.request_book import Queue
 from inference_workers.decisions.script import Script
+from inference_workers.membership import Membership
 from schemas.events.tokens import AttemptStarted, RunEnded, TokensGenerated
 from schemas.vocabulary import EndCause, FinishReason, Lane
 from tests.integration.running import RunningBroker
 from tests.integration.waiting import eventually, eventually_async
 from tests.integration.worker_runs import (
+    MODEL,
     SESSION_S,
     Runs,
     WorkerProcess,
@@ -289,6 +292,28 @@ async def test_members_that_come_and_go_cost_no_run_its_answer(
         assert log.state.text == script_text((place, 5), 400)
 
 
+async def test_nothing_is_committed_while_the_group_is_being_joined(
+    runs: Runs, worker_broker: RunningBroker
+) -> None:
+    assigned: list[frozenset[Queue]] = []
+    member = Membership(
+        bootstrap=worker_broker.bootstrap,
+        client_id="member",
+        model=MODEL,
+        session_ms=3_000,
+        on_revoked=lambda: None,
+        on_assigned=assigned.append,
+    )
+    async with member:
+        queue = Queue(lane=Lane.BACKGROUND, partition=3)
+        assert queue in assigned[-1]
+        assert await member.commit({queue: 0})
+        await member.on_partitions_revoked(set())
+        assert not await member.commit({queue: 0})
+        await member.on_partitions_assigned(set())
+        assert await member.commit({queue: 0})
+
+
 async def test_a_poison_request_is_parked_and_the_queue_goes_on(
     runs: Runs, worker: StartWorker
 ) -> None:
@@ -404,7 +429,7 @@ async def test_a_broker_killed_and_started_again_costs_no_run_its_answer(
             own_broker.end(signal.SIGKILL)
             own_broker.launch()
             for place, run_id in enumerate(run_ids):
-                log = await runs.until_ended(run_id, within_s=60)
+                log = await runs.until_ended(run_id, within_s=90)
                 assert log.state.text == script_text((place,), 250)
             assert process.process.poll() is None
         finally:

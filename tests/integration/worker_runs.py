@@ -19,7 +19,7 @@ from inference_workers.decisions.script import Script, answer
 from infra.command.topics import apply_topics
 from infra.log.epoch import topic_epoch
 from infra.log.records import BadRecord, LogRecord
-from infra.log.span_reader import SpanReader
+from infra.log.span_reader import SpanFailed, SpanReader
 from producers.log_writer import Appended, LogWriter
 from schemas.events import Event
 from schemas.events.generations import GenerationRequested
@@ -317,11 +317,18 @@ class Runs:
             )
         )
 
+    async def _read_if_there(self, run_id: str) -> RunLog:
+        """As `read`, and "not yet" while the broker is away."""
+        try:
+            return await self.read(run_id)
+        except SpanFailed as error:
+            raise AssertionError("the broker is away") from error
+
     async def until_ended(self, run_id: str, *, within_s: float = 20) -> RunLog:
         """The run once it has its terminal, checked."""
 
         async def ended() -> RunLog | None:
-            log = await self.read(run_id)
+            log = await self._read_if_there(run_id)
             return log if log.state.ended else None
 
         log = await eventually_async(ended, within_s=within_s, what="the run has ended")
@@ -334,7 +341,7 @@ class Runs:
         """The run once so many tokens of it are accepted in this attempt or a later one."""
 
         async def said() -> RunLog | None:
-            log = await self.read(run_id)
+            log = await self._read_if_there(run_id)
             enough = log.state.n >= tokens and log.state.attempt >= attempt
             return log if enough else None
 
