@@ -63,6 +63,12 @@ class EdgeSettings:
     kafka_port: int
     port: int
     low_disk_mb: int
+    part: str
+
+    @property
+    def parks(self) -> bool:
+        """Whether this is the edge that parks bad records of the topics that only edges read."""
+        return self.part in ("", "edge-0")
 
 
 class EdgeServer(uvicorn.Server):
@@ -144,7 +150,9 @@ async def open_edge(
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(follow_accounts(rows, row_ends, accounts, caught_up)),
-                group.create_task(follow_workers(reports, workers, clock, writer)),
+                group.create_task(
+                    follow_workers(reports, workers, clock, writer, parks=settings.parks)
+                ),
                 group.create_task(follow_tokens(tokens, runs, clock)),
                 group.create_task(lag.probe()),
                 group.create_task(appends.watch()),

@@ -60,9 +60,9 @@ async def follow_accounts(
 
 
 async def follow_workers(
-    tail: Tail, workers: Workers, clock: BrokerClock, writer: LogWriter
+    tail: Tail, workers: Workers, clock: BrokerClock, writer: LogWriter, *, parks: bool
 ) -> None:
-    """Take workers' reports for ever. The edge is this topic's only reader, so it parks what is no report (I19)."""
+    """Take workers' reports for ever. Edges are this topic's only readers, so one of them `parks` what is no report (I19)."""
 
     def take(record: LogRecord) -> None:
         clock.saw(record.appended_ms)
@@ -72,7 +72,7 @@ async def follow_workers(
         records = await tail.read()
         await _take(records, take)
         for record in records:
-            if isinstance(record, BadRecord):
+            if isinstance(record, BadRecord) and parks:
                 await _park(writer, WORKERS, record)
 
 

@@ -69,7 +69,12 @@ def edge_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def edges(edge_home: Path, edge_bootstrap: str) -> Iterator[tuple[EdgeProcess, EdgeProcess]]:
     """Two edges of one system. Do not end them."""
-    first, second = (EdgeProcess(home=edge_home, bootstrap=edge_bootstrap) for _ in range(2))
+    first, second = (
+        EdgeProcess(
+            home=edge_home, bootstrap=edge_bootstrap, variables={"TURNLOG_PART": f"edge-{number}"}
+        )
+        for number in range(2)
+    )
     yield first.wait_ready(), second.wait_ready()
     first.end()
     second.end()

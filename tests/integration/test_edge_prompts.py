@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from infra.log.span_reader import SpanReader
+from producers.log_writer import acknowledged
 from schemas.events.tokens import Refusal
 from schemas.events.workers import WorkerLoadReported
 from schemas.ids import run_address
-from schemas.topics import WORKERS
+from schemas.topics import ACCOUNT_SNAPSHOTS, TOKENS, WORKERS
 from schemas.vocabulary import CancelReason, EndCause, FinishReason, RefusalReason
 from tests.integration.edge_peers import (
     MODEL,
@@ -19,6 +22,7 @@ from tests.integration.edge_peers import (
     OpenStream,
     ScriptedPeer,
     new_chat,
+    parse_events,
     read_events,
     text_of,
 )
@@ -486,6 +490,37 @@ async def test_a_taken_port_is_one_clear_line(
     assert second.log_path.read_text().strip().splitlines() == [
         f"turnlog: port {edges[0].port} is in use (Address already in use); set TURNLOG_PORT"
     ]
+
+
+async def test_an_undecodable_record_is_parked_once_counted_and_passed_over(
+    edges: Edges, peer: ScriptedPeer, edge_bootstrap: str
+) -> None:
+    dead = replace(WORKERS, name=WORKERS.dead)
+    async with (
+        peer.client(edges[0]) as client,
+        SpanReader(bootstrap=edge_bootstrap, client_id="test") as reader,
+    ):
+        chat_id = await new_chat(client)
+        before = await reader.bounds(dead, list(range(12)))
+        for topic in (TOKENS, WORKERS, ACCOUNT_SNAPSHOTS):
+            for partition in range(12):
+                await acknowledged(
+                    await peer.writer.send_raw(
+                        topic.name, b"\xff{", key=b"x", partition=partition, headers=[("t", b"?")]
+                    )
+                )
+        peer.auto = lambda prompt: peer.answer(prompt, ["goes ", "on"])
+        answer = await client.post(f"/v1/chats/{chat_id}/messages", json={"content": "Hi"})
+        assert text_of(parse_events(answer.content)) == "goes on"
+
+        async def parked() -> bool:
+            after = await reader.bounds(dead, list(range(12)))
+            return all(after[p].end == before[p].end + 1 for p in range(12))
+
+        await eventually_async(parked, within_s=10, what="each bad report is parked, once")
+        metrics = (await client.get("/metrics")).text
+        assert 'turnlog_parked_records{topic="chat.workers.v1"} 12.0' in metrics
+        assert "turnlog_edge_undecodable_records_total 12.0" in metrics
 
 
 async def test_health_readiness_metrics_and_models_are_told(
