@@ -69,9 +69,12 @@ class Part:
         forgiven_max: int,
         tell: Callable[[PartNews], None],
         give_up: Callable[[str, int], None],
+        broker: Part | None = None,
     ) -> None:
         self.plan = plan
         self.was_ready = asyncio.Event()
+        self._serving = asyncio.Event()
+        self._broker = broker
         self._forgiven_max = forgiven_max
         self._tell = tell
         self._give_up = give_up
@@ -106,6 +109,11 @@ class Part:
             if code is None or self._stopping.is_set():
                 return
             now_s = time.monotonic()
+            if self._broker is not None and not self._broker._serving.is_set():
+                self._say(f"died ({death_in_words(code)}); starting it again after the broker")
+                self._restarts += 1
+                await self._first_of(self._broker._serving, self._stopping)  # R4
+                continue
             self._deaths_s.append(now_s)
             decision = after_death(
                 deaths_s=self._deaths_s,
@@ -142,6 +150,16 @@ class Part:
                 process.send_signal(signal.SIGKILL)
             await process.wait()
 
+    @staticmethod
+    async def _first_of(*events: asyncio.Event) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
     async def _run_once(self) -> int | None:
         """One life of the process, to its exit code; None when a stop came before its start."""
         started = time.monotonic()
@@ -157,6 +175,7 @@ class Part:
             return await process.wait()
         finally:
             self._ready = False
+            self._serving.clear()
             self._process = None
 
     async def _spawn(self) -> asyncio.subprocess.Process:
@@ -190,6 +209,7 @@ class Part:
                 ready.result()
                 self._ready = True
                 self.was_ready.set()
+                self._serving.set()
                 self._say(f"pid {process.pid}, ready in {time.monotonic() - started:.1f} s")
             elif not ended.done():
                 self._give_up(

@@ -4,6 +4,8 @@ R1. A part that died is started again after a delay that doubles with each death
     minute, from RESTART_DELAY_S_MIN to RESTART_DELAY_S_MAX.
 R2. More than the forgiven number of deaths within a minute: given up.
 R3. A usage error (exit 2) is never retried: the same settings would fail again.
+R4. A death while the broker was away is the broker's: it is not counted, and the part is started
+    again when the broker serves.
 """
 
 from __future__ import annotations

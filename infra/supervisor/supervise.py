@@ -46,10 +46,19 @@ class Supervisor:
         self._failure: str | None = None
         self._exit_code = 0
         self._stop = asyncio.Event()
-        self._parts = tuple(
-            Part(plan, forgiven_max=forgiven_max, tell=self._tell, give_up=self._fail)
-            for plan in plans
-        )
+        parts: list[Part] = []
+        for plan in sorted(plans, key=lambda plan: plan.phase):
+            broker = next((part for part in parts if part.plan.phase is Phase.BROKER), None)
+            parts.append(
+                Part(
+                    plan,
+                    forgiven_max=forgiven_max,
+                    tell=self._tell,
+                    give_up=self._fail,
+                    broker=broker if plan.phase is not Phase.BROKER else None,
+                )
+            )
+        self._parts = tuple(parts)
 
     async def run(self) -> int:
         """Until stopped; 0 when that was asked for, else 1 or 2 with the reason on stderr."""

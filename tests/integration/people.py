@@ -1,0 +1,173 @@
+"""People who use a running system: they hold a token, post, read streams frame by frame, lose connections and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from edge.auth import mint_token
+from infra.command.edge_client import EdgeClient, EdgeRefusedError, ServerEvent
+from infra.secrets import load_secrets
+from schemas.vocabulary import Tier
+from tests.integration.running import RunningSystem
+from tests.integration.waiting import eventually_async
+
+ANSWER_WAIT_S = 60.0
+
+T = TypeVar("T")
+
+
+@dataclass
+class Reading:
+    """What one reader has seen of one run: every frame, in order."""
+
+    frames: list[ServerEvent] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The concatenated deltas."""
+        return "".join(f.data["text"] for f in self.frames if f.name == "message.delta")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the deltas; their indices must be dense."""
+        n = 0
+        for frame in self.frames:
+            if frame.name == "message.delta":
+                assert frame.data["index"] == n, "deltas leave no gap and repeat nothing"
+                n += frame.data["count"]
+        return n
+
+    @property
+    def last_id(self) -> str:
+        """Where to resume from."""
+        return self.frames[-1].id if self.frames else ""
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """The data of run.ended."""
+        assert self.frames, "nothing was read"
+        assert self.frames[-1].name == "run.ended", self.frames[-1]
+        return self.frames[-1].data
+
+    async def read(self, events: AsyncIterator[ServerEvent], *, deltas: int | None = None) -> Self:
+        """Read to the end, or until `deltas` more deltas have come."""
+        seen = 0
+        async with asyncio.timeout(ANSWER_WAIT_S):
+            async for event in events:
+                self.frames.append(event)
+                seen += event.name == "message.delta"
+                if deltas is not None and seen >= deltas:
+                    break
+        return self
+
+
+class Person:
+    """One account at one edge."""
+
+    def __init__(self, client: EdgeClient, http: httpx.AsyncClient) -> None:
+        self.client = client
+        self.http = http
+
+    async def new_chat(self, **fields: Any) -> str:
+        """Create a chat; give its id."""
+        return str((await self.client.call("POST", "/v1/chats", fields))["id"])
+
+    async def ask_until_answered(self, content: str) -> tuple[str, Reading]:
+        """As `ask`, by a client that comes back with its idempotency key while the system is not there."""
+        key = uuid.uuid4().hex
+        async with asyncio.timeout(ANSWER_WAIT_S):
+            chat_id = await self._until_answered(self.new_chat)
+            return chat_id, await self._until_answered(
+                lambda: Reading().read(
+                    self.client.say(chat_id, {"content": content}, idempotency_key=key)
+                )
+            )
+
+    async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await attempt()
+            except EdgeRefusedError as error:
+                if error.status not in {0, 503}:
+                    raise
+            await asyncio.sleep(0.2)
+
+    async def ask(self, content: str, **fields: Any) -> tuple[str, Reading]:
+        """A question in a new chat, read to the end."""
+        chat_id = await self.new_chat()
+        return chat_id, await Reading().read(
+            self.client.say(chat_id, {"content": content, **fields})
+        )
+
+    async def start(self, chat_id: str, content: str, **fields: Any) -> dict[str, Any]:
+        """Start a run without following it; give the run."""
+        body = {"content": content, "background": True, **fields}
+        run: dict[str, Any] = await self.client.call("POST", f"/v1/chats/{chat_id}/messages", body)
+        return run
+
+    async def run(self, chat_id: str, run_id: str) -> dict[str, Any]:
+        """The run as the edge knows it now."""
+        found: dict[str, Any] = await self.client.call("GET", f"/v1/chats/{chat_id}/runs/{run_id}")
+        return found
+
+    async def cancel(self, chat_id: str, run_id: str) -> dict[str, Any]:
+        """Cancel; give the answer."""
+        path = f"/v1/chats/{chat_id}/runs/{run_id}/cancel"
+        answer: dict[str, Any] = await self.client.call("POST", path)
+        return answer
+
+    async def messages(self, chat_id: str) -> list[dict[str, Any]]:
+        """The current branch of the chat, oldest first."""
+        found: list[dict[str, Any]] = (
+            await self.client.call("GET", f"/v1/chats/{chat_id}/messages")
+        )["data"]
+        return found
+
+    async def stored_answer(self, chat_id: str) -> dict[str, Any]:
+        """The newest answer of the chat as history has it."""
+        return (await self.messages(chat_id))[-1]
+
+    async def quota(self) -> dict[str, Any]:
+        """The account's quota."""
+        found: dict[str, Any] = await self.client.call("GET", "/v1/quota")
+        return found
+
+    async def settles_at(self, tokens: int) -> None:
+        """Wait until the account has settled exactly these tokens and reserves none (invariants I5, I6)."""
+
+        async def settled() -> bool:
+            quota = await self.quota()
+            rest = (quota["reserved"], quota["open_runs"])
+            assert (quota["settled"], *rest) == (tokens, 0, 0), quota
+            return True
+
+        await eventually_async(settled, within_s=20, what=f"{tokens} tokens are settled")
+
+
+@asynccontextmanager
+async def person(
+    system: RunningSystem, account: str = "ada", *, tier: Tier = Tier.TEAM, edge: int = 0
+) -> AsyncIterator[Person]:
+    """`account` at the system's edge number `edge`."""
+    token = mint_token(
+        key=load_secrets(system.home).token_key,
+        account_id=account,
+        tier=tier,
+        ttl=timedelta(hours=1),
+    )
+    url = system.urls[edge]
+    async with (
+        EdgeClient(url=url, token=token) as client,
+        httpx.AsyncClient(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30
+        ) as http,
+    ):
+        yield Person(client, http)

@@ -1,0 +1,122 @@
+"""Any process may die in the middle of an answer. The client sees one answer, and the stored one is the same, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+from schemas.events.tokens import AttemptStarted
+from tests.integration.audit import audited, run_records
+from tests.integration.conftest import SystemFactory
+from tests.integration.people import Person, Reading, person
+from tests.integration.running import RunningSystem
+
+SLOW = {"TURNLOG_SCRIPTED_DELAY_MS": "20", "TURNLOG_SCRIPTED_TOKENS": "150"}
+BURST = 50
+
+
+async def worker_of(system: RunningSystem, run_id: str) -> str:
+    """The part that holds the run's newest attempt."""
+    newest = ""
+    for record in await run_records(system, run_id):
+        if isinstance(record.event, AttemptStarted):
+            newest = record.event.worker_id
+    parts = [
+        name for name in system.parts() if name.startswith("worker") and newest.startswith(name)
+    ]
+    assert parts, f"{newest} names no part"
+    return parts[0]
+
+
+async def reads_some(reader: Person, chat_id: str, run_id: str, deltas: int) -> Reading:
+    """Follow a run for so many deltas, then drop the connection."""
+    return await Reading().read(reader.client.follow(chat_id, run_id), deltas=deltas)
+
+
+async def test_an_edge_is_killed_and_the_reader_resumes_on_another(system: SystemFactory) -> None:
+    running = system({**SLOW, "TURNLOG_EDGES": "2"})
+    async with person(running) as ada, person(running, edge=1) as ada_elsewhere:
+        chat_id = await ada.new_chat()
+        run = await ada.start(chat_id, "Tell me of the sea.")
+        reading = await reads_some(ada, chat_id, run["id"], 10)
+        old = running.kill("edge-0")
+        await reading.read(ada_elsewhere.client.follow(chat_id, run["id"], reading.last_id))
+        assert reading.end["finish_reason"] in {"stop", "length"}
+        assert reading.tokens == reading.end["usage"]["output_tokens"]
+        stored = await ada_elsewhere.stored_answer(chat_id)
+        assert stored["content"] == reading.text
+        running.wait_restarted("edge-0", old_pid=old)
+        assert (await ada.stored_answer(chat_id))["content"] == reading.text
+    audited(running)
+
+
+async def test_a_worker_is_killed_and_another_continues(system: SystemFactory) -> None:
+    running = system({**SLOW, "TURNLOG_WORKERS": "2"})
+    async with person(running) as ada:
+        chat_id = await ada.new_chat()
+        run = await ada.start(chat_id, "Tell me of the sea.")
+        reading = await reads_some(ada, chat_id, run["id"], 10)
+        running.kill(await worker_of(running, run["id"]))
+        await reading.read(ada.client.follow(chat_id, run["id"], reading.last_id))
+        assert reading.tokens == reading.end["usage"]["output_tokens"] == 150
+        assert (await ada.stored_answer(chat_id))["content"] == reading.text
+        assert (await ada.run(chat_id, run["id"]))["attempt"] >= 2
+        # What an undisturbed answer to the same question says.
+        _, undisturbed = await ada.ask("Tell me of the sea.")
+        assert undisturbed.text == reading.text
+    assert audited(running).later_attempts >= 1
+
+
+async def test_a_paused_worker_wakes_up_and_nothing_of_it_is_seen(system: SystemFactory) -> None:
+    running = system({**SLOW, "TURNLOG_WORKERS": "2"})
+    async with person(running) as ada:
+        chat_id = await ada.new_chat()
+        run = await ada.start(chat_id, "Tell me of the sea.")
+        reading = await reads_some(ada, chat_id, run["id"], 10)
+        zombie = await worker_of(running, run["id"])
+        running.kill(zombie, signal.SIGSTOP)
+        try:
+            await reading.read(ada.client.follow(chat_id, run["id"], reading.last_id))
+        finally:
+            running.kill(zombie, signal.SIGCONT)
+        assert reading.tokens == reading.end["usage"]["output_tokens"] == 150
+        # The zombie is awake and useful again, or was replaced: the next answers come as ever.
+        for _ in range(4):
+            _, again = await ada.ask("Tell me of the sea.")
+            assert again.text == reading.text
+        assert (await ada.stored_answer(chat_id))["content"] == reading.text
+    assert audited(running).later_attempts >= 1
+
+
+async def test_fifty_runs_survive_the_death_of_every_part(system: SystemFactory) -> None:
+    running = system(
+        {
+            "TURNLOG_SCRIPTED_DELAY_MS": "40",
+            "TURNLOG_SCRIPTED_TOKENS": "120",
+            "TURNLOG_WORKERS": "2",
+        }
+    )
+    dice = random.Random(20)
+    async with person(running) as ada:
+
+        async def one() -> tuple[str, Reading]:
+            await asyncio.sleep(dice.uniform(0, 4))
+            return await ada.ask_until_answered("Tell me of the sea.")
+
+        async def deaths() -> None:
+            for part in ("admission", "recorder", "context", "projector", "worker-0", "kafka"):
+                await asyncio.sleep(dice.uniform(0.3, 1.5))
+                running.kill(part)
+
+        async with asyncio.TaskGroup() as tasks:
+            runs = [tasks.create_task(one()) for _ in range(BURST)]
+            tasks.create_task(deaths())
+        for chat_id, reading in (task.result() for task in runs):
+            assert reading.end["finish_reason"] == "stop"
+            assert reading.tokens == reading.end["usage"]["output_tokens"] == 120
+            assert (await ada.stored_answer(chat_id))["content"] == reading.text
+        spent = [reading.end["usage"] for _, reading in (task.result() for task in runs)]
+        await ada.settles_at(sum(use["input_tokens"] + use["output_tokens"] for use in spent))
+    report = audited(running)
+    assert report.runs == BURST
