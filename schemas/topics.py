@@ -102,7 +102,7 @@ ACCOUNT_SNAPSHOTS: Final = Topic(
     retention_ms=0,
     cleanup=Cleanup.COMPACT,
     writers=("admission",),
-    readers=("admission", "edge"),
+    readers=("admission", "edge", "projector"),
 )
 ADMISSIONS: Final = Topic(
     name="chat.admissions.v1",
@@ -119,7 +119,7 @@ QUOTAS: Final = Topic(
     events=_events(QuotaEvent),
     retention_ms=_YEAR_MS,
     writers=("admission",),
-    readers=("verify",),
+    readers=("projector", "verify"),
 )
 USAGE: Final = Topic(
     name="chat.usage.v1",
@@ -127,7 +127,7 @@ USAGE: Final = Topic(
     events=(UsageSettled,),
     retention_ms=_YEAR_MS,
     writers=("admission",),
-    readers=("billing", "verify"),
+    readers=("billing", "projector", "verify"),
 )
 TOKENS: Final = Topic(
     name="chat.tokens.v1",
@@ -153,7 +153,7 @@ WORKERS: Final = Topic(
     events=(WorkerLoadReported,),
     retention_ms=_HOUR_MS,
     writers=("worker",),
-    readers=("edge",),
+    readers=("edge", "projector"),
 )
 
 

@@ -1,0 +1,117 @@
+"""`turnlog verify` and `turnlog tail` over a whole system that has really run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from edge.auth import mint_token
+from infra.command.edge_client import EdgeClient
+from infra.secrets import load_secrets
+from producers.log_writer import LogWriter
+from schemas.events.usage import UsageSettled
+from schemas.topics import USAGE
+from schemas.vocabulary import FinishReason, Tier
+from tests.integration.conftest import SystemFactory
+from tests.integration.running import REPOSITORY, RunningSystem, environment
+
+ACCOUNT = "acc-verify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turnlog:
+    """The command against one system."""
+
+    variables: Mapping[str, str]
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            (sys.executable, "-m", "infra.command.main", *words),
+            cwd=REPOSITORY,
+            env=environment(self.variables),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+async def answered(running: RunningSystem, count: int) -> list[str]:
+    """The runs of some prompts, each in a chat of its own; the last one is cancelled in mid-answer."""
+    token = mint_token(
+        key=load_secrets(running.home).token_key,
+        account_id=ACCOUNT,
+        tier=Tier.TEAM,
+        ttl=timedelta(hours=1),
+    )
+    runs = []
+    async with EdgeClient(url=running.url, token=token) as client:
+        for number in range(count):
+            chat = await client.call("POST", "/v1/chats", {})
+            run_id = ""
+            async for event in client.say(chat["id"], {"content": f"question {number}"}):
+                run_id = event.data.get("run_id", run_id)
+                if number == count - 1 and event.name == "message.delta":
+                    path = f"/v1/chats/{chat['id']}/runs/{run_id}/cancel"
+                    await client.call("POST", path)
+            runs.append(run_id)
+    return runs
+
+
+@pytest.mark.timeout(300)
+async def test_a_system_that_has_run_is_clean_until_somebody_tampers_with_a_topic(
+    system: SystemFactory,
+) -> None:
+    running = system({"TURNLOG_SCRIPTED_DELAY_MS": "10"})
+    kafka = running.bootstrap
+    turnlog = Turnlog(variables={"TURNLOG_HOME": str(running.home), "TURNLOG_KAFKA": kafka})
+    runs = await answered(running, 4)
+
+    clean = turnlog("verify")
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    counts = dict(line.rsplit(None, 1) for line in clean.stdout.splitlines()[:-1])
+    assert counts["prompts"] == counts["runs"] == counts["finished runs"] == "4"
+    assert counts["cancels"] == "1"
+    assert counts["open runs"] == counts["open reservations"] == "0"
+
+    told = turnlog("tail", runs[0])
+    assert told.returncode == 0, told.stderr
+    assert "RunQueued" in told.stdout
+    assert "ends the run: stop" in told.stdout
+    assert "question" not in told.stdout
+    ended = turnlog("tail", runs[-1], "--text")
+    assert "ends the run: cancelled" in ended.stdout
+
+    async with LogWriter(bootstrap=kafka, client_id="test") as writer:
+        await writer.append(
+            USAGE,
+            UsageSettled(
+                run_id=runs[1],
+                account_id=ACCOUNT,
+                chat_id="chat",
+                tier=Tier.TEAM,
+                model="smollm2-135m",
+                window="2001-01",
+                input_tokens=1,
+                output_tokens=1,
+                finish_reason=FinishReason.STOP,
+            ),
+            event_id="forged",
+        )
+    forged = turnlog("verify")
+    assert forged.returncode == 1, forged.stdout + forged.stderr
+    assert f"VIOLATED: I5 {runs[1]}: 2 settlements" in forged.stdout
+
+
+def test_tail_and_verify_say_in_one_line_what_is_wrong() -> None:
+    nobody = Turnlog(variables={"TURNLOG_KAFKA": "127.0.0.1:1"})
+    for words, code in ((("tail", "run_x"), 2), (("verify", "--settle-s", "0"), 2)):
+        found = nobody(*words)
+        assert found.returncode == code
+        assert found.stderr.strip().splitlines()[-1].startswith("turnlog: ")
+        assert "Traceback" not in found.stderr
