@@ -38,13 +38,13 @@ from schemas.topics import (
     OUTCOMES,
     QUOTAS,
     USAGE,
-    WORKERS,
     Cleanup,
 )
 
 GROUP: Final = "projector"
 PROJECTED: Final = (CHATS, ADMISSIONS, OUTCOMES)
-INSPECTED: Final = (QUOTAS, USAGE, WORKERS, ACCOUNT_SNAPSHOTS)
+# Workers' reports are not among them: an edge parks what is no report.
+INSPECTED: Final = (QUOTAS, USAGE, ACCOUNT_SNAPSHOTS)
 COMMIT_EVERY_MS: Final = 500
 # A full disk may be emptied: the same batch is tried again for so long, then the process ends and comes again.
 STORE_WAIT_MS_MAX: Final = 30_000

@@ -153,7 +153,7 @@ WORKERS: Final = Topic(
     events=(WorkerLoadReported,),
     retention_ms=_HOUR_MS,
     writers=("worker",),
-    readers=("edge", "projector"),
+    readers=("edge",),
 )
 
 
