@@ -42,7 +42,9 @@ from schemas.vocabulary import EndCause, EndWriter, Role, RunStatus
 log = logging.getLogger(__name__)
 
 PARKED_MS_MAX: Final = 10_000
-LOOK_AGAIN_MS: Final = 50
+# The store is asked again at doubling intervals; what the log tells meanwhile counts at once.
+LOOK_AGAIN_MS_MIN: Final = 50
+LOOK_AGAIN_MS_MAX: Final = 800
 ANCESTORS_MAX: Final = 20_000
 # Above this a prompt takes longer to encode than other prompts should wait.
 INLINE_CHARS_MAX: Final = 16_000
@@ -200,13 +202,15 @@ class ContextAssembly:
         waiting.add(changed)
         try:
             deadline = time.monotonic() + PARKED_MS_MAX / 1000
+            wait_ms = LOOK_AGAIN_MS_MIN
             while isinstance(found, Missing):
                 if time.monotonic() > deadline:
                     return _Failed(detail=f"not known in time: {found.message_id}")
                 await self._recall(partition, prompt, found)
                 found = self._look(prompt)
                 if isinstance(found, Missing):
-                    await _either(changed, LOOK_AGAIN_MS)
+                    await _either(changed, wait_ms)
+                    wait_ms = min(2 * wait_ms, LOOK_AGAIN_MS_MAX)
                     found = self._look(prompt)
             return found
         finally:

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 from base64 import b32decode, b32encode
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 RUN_PREFIX: Final = "run_"
@@ -127,6 +128,7 @@ def derived_event_id(cause_id: str, kind: str, ordinal: int = 0) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
+@lru_cache(maxsize=16_384)
 def partition_for_key(key: str, partitions: int) -> int:
     """The partition of a keyed record: murmur2 as Kafka's own default partitioner, so foreign clients agree."""
     return (_murmur2(key.encode()) & 0x7FFFFFFF) % partitions

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, Literal
 
 from schemas.events.account_snapshots import WindowUse
@@ -22,7 +23,9 @@ from schemas.events.accounts import TierLimits
 WindowKind = Literal["day", "month"]
 
 # The broker's stamps may step back by a second when a partition's leader moves; a day is far more.
-KEPT_AFTER_END: Final = timedelta(days=1)
+KEPT_AFTER_END_MS: Final = 24 * 3_600_000
+DAY_MS: Final = 24 * 3_600_000
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +52,12 @@ class TokenGrant:
 
 def window_at(kind: WindowKind, appended_ms: int) -> Window:
     """N1. The window that the broker's stamp `appended_ms` lies in."""
-    at = datetime.fromtimestamp(appended_ms / 1000, UTC)
-    day = datetime(at.year, at.month, at.day, tzinfo=UTC)
+    return _window_of_day(kind, appended_ms // DAY_MS)
+
+
+@lru_cache(maxsize=64)
+def _window_of_day(kind: WindowKind, days: int) -> Window:
+    day = EPOCH + timedelta(days=days)
     if kind == "day":
         return Window(name=f"{day:%Y-%m-%d}", ends_ms=_ms(day + timedelta(days=1)))
     first = day.replace(day=1)
@@ -126,7 +133,7 @@ def _replaced(windows: tuple[WindowUse, ...], use: WindowUse) -> tuple[WindowUse
 
 
 def _forget_old(windows: tuple[WindowUse, ...], appended_ms: int) -> tuple[WindowUse, ...]:
-    earlier_ms = appended_ms - int(KEPT_AFTER_END.total_seconds()) * 1000
+    earlier_ms = appended_ms - KEPT_AFTER_END_MS
     kinds: tuple[WindowKind, ...] = ("day", "month")
     kept = {window_at(kind, at).name for kind in kinds for at in (appended_ms, earlier_ms)}
     return tuple(use for use in windows if use.reserved > 0 or use.window in kept)
