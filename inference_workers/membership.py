@@ -17,6 +17,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 from inference_workers.decisions.request_book import Queue
+from infra.log.group import METADATA_AGE_MS_MAX
 from infra.log.records import BadRecord, LogRecord, read_record
 from schemas.topics import Topic, generations
 from schemas.vocabulary import Lane
@@ -76,6 +77,7 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
             heartbeat_interval_ms=max(100, session_ms // HEARTBEATS_PER_SESSION),
             rebalance_timeout_ms=REBALANCE_WAIT_MS_MAX,
             fetch_max_wait_ms=FETCH_WAIT_MS,
+            metadata_max_age_ms=METADATA_AGE_MS_MAX,
             max_partition_fetch_bytes=2_097_152,
             max_poll_records=BATCH_RECORDS_MAX,
         )

@@ -18,6 +18,7 @@ import faust
 from faust.topics import Topic as FaustTopic
 
 from infra.log.broker_wait import broker_listens
+from infra.log.group import METADATA_AGE_MS_MAX
 from infra.log.records import BadRecord, LogRecord, read_record
 from infra.process import DEFECT_EXIT
 from producers.log_writer import LogWriter
@@ -109,6 +110,7 @@ def build_app(settings: FaustSettings) -> faust.App:
         broker_commit_interval=COMMIT_INTERVAL_S,
         producer_request_timeout=PRODUCER_WAIT_S_MAX,
         consumer_auto_offset_reset="earliest",
+        consumer_metadata_max_age_ms=METADATA_AGE_MS_MAX,
         stream_buffer_maxsize=BUFFERED_RECORDS_MAX,
         stream_wait_empty=False,
     )

@@ -23,6 +23,9 @@ START_WAIT_MS_MAX: Final = 30_000
 STOP_WAIT_MS_MAX: Final = 3_000
 COMMIT_WAIT_MS_MAX: Final = 5_000
 POLL_WAIT_MS: Final = 200
+# A broker that has just started may not know its topics yet: a group that forms at that moment gets an empty assignment, and keeps
+# it until its leader looks at the metadata again. So it looks often.
+METADATA_AGE_MS_MAX: Final = 3_000
 FETCH_WAIT_MS: Final = 500
 # In one read, over all sources: what is left comes with the next.
 BATCH_RECORDS_MAX: Final = 5_000
@@ -77,6 +80,7 @@ class GroupReader:
             heartbeat_interval_ms=session_ms // 4,
             rebalance_timeout_ms=REBALANCE_WAIT_MS_MAX,
             fetch_max_wait_ms=FETCH_WAIT_MS,
+            metadata_max_age_ms=METADATA_AGE_MS_MAX,
             max_partition_fetch_bytes=2_097_152,
         )
 
