@@ -20,7 +20,7 @@ from infra.history import BadCursor, Chat
 from producers.log_writer import Appended, AppendFailed
 from schemas.events.chats import ChatCreated, ChatDeleted, ChatEvent, ChatRenamed
 from schemas.events.tokens import RunCancelled
-from schemas.ids import derived_event_id, mint_chat_id
+from schemas.ids import derived_event_id, mint_chat_id, partition_for_key
 from schemas.topics import CHATS, TOKENS
 from schemas.vocabulary import CancelReason
 
@@ -128,7 +128,15 @@ async def chat_of(edge: EdgeState, caller: Caller, chat_id: str) -> Chat:
 
 
 async def current_leaf(edge: EdgeState, chat: Chat) -> str | None:
-    """The newest leaf that anybody was shown: the store's, or that of a run which the store does not have yet (I15)."""
+    """The newest leaf that anybody was shown: the store's, or that of a run which the store does not have yet (I15).
+
+    Raises Refused (503) where the store does not yet have what was admitted before this edge's start.
+    """
+    partition = partition_for_key(chat.chat_id, edge.partitions)
+    if not await edge.gap.closed(partition):
+        if not await wait_for_store(lambda: _closed(edge, partition)):
+            raise unavailable("The store is behind; come back in a moment.", code="history_behind")
+        chat = await edge.history.chat(chat.chat_id) or chat
     runs = edge.runs.runs_of_chat(chat.chat_id)
     queued = runs[-1].transcript.state.queued if runs else None
     if queued is None or queued.assistant_message_id == chat.current_leaf:
@@ -138,6 +146,10 @@ async def current_leaf(edge: EdgeState, chat: Chat) -> str | None:
     # The store has that run, so its leaf is at least as new; but `chat` may have been read before.
     again = await edge.history.chat(chat.chat_id)
     return again.current_leaf if again is not None else chat.current_leaf
+
+
+async def _closed(edge: EdgeState, partition: int) -> bool | None:
+    return await edge.gap.closed(partition) or None
 
 
 def rate_limit_headers(edge: EdgeState, caller: Caller) -> dict[str, str]:

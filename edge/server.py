@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -29,6 +30,7 @@ from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
 from edge.runs import RunTable
 from edge.soft_views import Accounts, BrokerClock, Workers
+from edge.start_gap import StartGap
 from edge.state import EdgeState
 from edge.streams import Streams
 from edge.tails import follow_accounts, follow_tokens, follow_workers, open_tail
@@ -42,7 +44,7 @@ from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_reque
 from infra.secrets import Secrets, SecretsError, load_secrets
 from infra.settings import exit_with_usage_error, kafka_bootstrap, read_settings_or_exit
 from producers.log_writer import LogWriter
-from schemas.topics import ACCOUNT_SNAPSHOTS, TOKENS, WORKERS
+from schemas.topics import ACCOUNT_SNAPSHOTS, ADMISSIONS, TOKENS, WORKERS
 
 CAUGHT_UP_WAIT_S_MAX: Final = 60.0
 HOUSEKEEPING_EVERY_S: Final = 1.0
@@ -125,6 +127,8 @@ async def open_edge(
         tokens, token_ends = await open_tail(bootstrap, reader, TOKENS, partitions)
         for tail in (rows, reports, tokens):
             await stack.enter_async_context(tail)
+        # After the tail's start, so that what was queued before it was most likely admitted before this.
+        admitted = await reader.bounds(ADMISSIONS, list(range(partitions)))
         appends = Appends(writer)
         runs = RunTable(epoch=epoch, starts=token_ends, now=time.monotonic)
         runs.on_written = metrics.written
@@ -142,6 +146,7 @@ async def open_edge(
             workers=workers,
             accounts=accounts,
             clock=clock,
+            gap=StartGap(history=history, ends={p: b.end for p, b in admitted.items()}),
             streams=Streams(),
             lag=lag,
             metrics=metrics,
@@ -218,6 +223,9 @@ async def serve(settings: EdgeSettings) -> None:
                 run.wake()  # Whoever waits for a decision or an end learns of the drain.
             server.should_exit = True
 
+        # Models and modules live as long as the process: no collection needs to look at them again.
+        gc.collect()
+        gc.freeze()
         draining = group.create_task(drain())
         listening.listen(BACKLOG)
         await server.serve(sockets=[listening])

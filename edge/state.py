@@ -20,6 +20,7 @@ from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
 from edge.runs import RunTable
 from edge.soft_views import Accounts, BrokerClock, Workers
+from edge.start_gap import StartGap
 from edge.streams import Streams
 from infra.history import History
 from infra.log.span_reader import SpanReader
@@ -55,6 +56,7 @@ class EdgeState:
     workers: Workers
     accounts: Accounts
     clock: BrokerClock
+    gap: StartGap
     streams: Streams
     lag: LoopLag
     metrics: Metrics

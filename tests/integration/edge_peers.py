@@ -281,6 +281,10 @@ class ScriptedPeer:
                     self.cancels.put_nowait(record.event)
 
     async def _project(self, topic: Topic, tail: Tail) -> None:
+        # What lies before this peer's start counts as projected.
+        reached = {(topic.name, p): offset for p, offset in tail.positions.items()}
+        async with self._writing:
+            await asyncio.to_thread(self._history.apply, [], reached)
         while True:
             records = [r for r in await tail.read(wait_ms=50) if isinstance(r, LogRecord)]
             await self.projecting.wait()

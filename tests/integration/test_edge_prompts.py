@@ -332,6 +332,36 @@ async def test_a_message_right_after_an_end_follows_that_answer_though_the_store
             )
 
 
+async def test_an_edge_that_starts_while_the_store_lags_does_not_guess_a_parent(
+    edges: Edges, edge_home: Path, edge_bootstrap: str, peer: ScriptedPeer
+) -> None:
+    async with peer.client(edges[0]) as client:
+        chat_id = await new_chat(client)
+        path = f"/v1/chats/{chat_id}/messages"
+        peer.projecting.clear()
+        peer.auto = lambda prompt: peer.answer(prompt, ["first"])
+        async with OpenStream(client, "POST", path, json={"content": "1"}) as stream:
+            first = (await stream.to_end())[-1]
+    fresh = EdgeProcess(home=edge_home, bootstrap=edge_bootstrap).wait_ready()
+    try:
+        async with peer.client(fresh) as client:
+            early = await client.post(path, json={"content": "2"})
+            assert (early.status_code, early.json()["error"]["code"]) == (503, "history_behind")
+            assert (await client.get(path)).status_code == 503
+            peer.projecting.set()
+            peer.auto = None
+
+            async def listed() -> bool:
+                return (await client.get(path)).status_code == 200
+
+            await eventually_async(listed, within_s=5, what="the store has caught up")
+            async with OpenStream(client, "POST", path, json={"content": "2"}):
+                prompt = await peer.next_prompt()
+                assert prompt.parent_id == first.data["message_id"]
+    finally:
+        fresh.end()
+
+
 async def _same_after_projection(
     client: httpx.AsyncClient, path: str, before: list[dict[str, object]]
 ) -> bool:
