@@ -20,7 +20,7 @@ from rich.console import Console
 
 from infra.bench.event_stream import BadAnswerError, get_json, request
 from infra.bench.figures import p50_p99
-from infra.bench.system import BenchSystem, bench_system
+from infra.bench.system import BenchSystem, bench_system, cpu_seconds
 from infra.log.records import LogRecord
 from infra.log.span_reader import SpanReader
 from infra.models.registry import MODELS
@@ -64,10 +64,18 @@ async def bench_path(seconds: int, console: Console) -> None:
         await _run_rate(system, rate=10, count=WARM_UP)
         for rate in RATES:
             console.print(f"{rate}/s for {seconds} s…")
+            before = _cpu(system)
             prompts, failed = await _run_rate(system, rate=rate, count=rate * seconds)
+            cpu = {name: used - before.get(name, 0.0) for name, used in _cpu(system).items()}
             hops = await _hops(system, prompts)
             _report(console, rate, prompts, failed, hops)
+            parts = ", ".join(f"{name} {s * 1000 / len(prompts):.1f}" for name, s in cpu.items())
+            console.print(f"    CPU ms a prompt (chats and idling included): {parts}")
     console.print(f"Python {platform.python_version()}, {platform.machine()}")
+
+
+def _cpu(system: BenchSystem) -> dict[str, float]:
+    return {name: cpu_seconds(process) for name, process in system.processes().items()}
 
 
 async def _run_rate(

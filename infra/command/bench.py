@@ -21,13 +21,13 @@ Seconds = Annotated[int, typer.Option(min=2, max=600, help="How long each step l
 @bench.command()
 def path(seconds: Seconds = 15) -> None:
     """What the pipeline adds to the time to first token, at 5, 20 and 50 prompts a second, hop by hop."""
-    _run(bench_path(seconds, Console()))
+    _run(bench_path(seconds, Console(soft_wrap=True)))
 
 
 @bench.command()
 def deltas(seconds: Seconds = 8) -> None:
     """Lateness of tokens at clients, at 100, 300 and rising numbers of streams."""
-    _run(bench_deltas(seconds, Console()))
+    _run(bench_deltas(seconds, Console(soft_wrap=True)))
 
 
 def _run(measurement: Coroutine[None, None, None]) -> None:

@@ -73,7 +73,7 @@ class Part:
     ) -> None:
         self.plan = plan
         self.was_ready = asyncio.Event()
-        self._serving = asyncio.Event()
+        self.serving = asyncio.Event()
         self._broker = broker
         self._forgiven_max = forgiven_max
         self._tell = tell
@@ -109,10 +109,10 @@ class Part:
             if code is None or self._stopping.is_set():
                 return
             now_s = time.monotonic()
-            if self._broker is not None and not self._broker._serving.is_set():
+            if self._broker is not None and not self._broker.serving.is_set():
                 self._say(f"died ({death_in_words(code)}); starting it again after the broker")
                 self._restarts += 1
-                await self._first_of(self._broker._serving, self._stopping)  # R4
+                await self._first_of(self._broker.serving, self._stopping)  # R4
                 continue
             self._deaths_s.append(now_s)
             decision = after_death(
@@ -175,7 +175,7 @@ class Part:
             return await process.wait()
         finally:
             self._ready = False
-            self._serving.clear()
+            self.serving.clear()
             self._process = None
 
     async def _spawn(self) -> asyncio.subprocess.Process:
@@ -209,7 +209,7 @@ class Part:
                 ready.result()
                 self._ready = True
                 self.was_ready.set()
-                self._serving.set()
+                self.serving.set()
                 self._say(f"pid {process.pid}, ready in {time.monotonic() - started:.1f} s")
             elif not ended.done():
                 self._give_up(
