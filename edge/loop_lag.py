@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 PROBE_EVERY_S: Final = 0.05
-LAG_S_MAX: Final = 0.25
-SMOOTHING: Final = 0.2
+LAG_S_MAX: Final = 0.5
+SMOOTHING: Final = 0.1
 
 
 class LoopLag:
