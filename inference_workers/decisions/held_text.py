@@ -6,7 +6,8 @@ H1. What is said ends where a piece ended, and is whole characters: half a chara
 H2. No part of a stop string is ever said, and what was said never ends in the beginning of one: it
     is held until it is clear. So a later attempt, which searches only what it makes itself, finds
     every stop string, also where it says other words than the attempt before.
-H3. At the earliest stop string everything before it is said and nothing after. The piece that it
+H3. The first piece that completes a stop string ends the answer: everything before the earliest
+    one that is complete is said, and nothing after. The piece that it
     begins in counts if some of its text was said; its ids are then not exact.
 H4. At the end without a stop string all whole characters are said. Half a character is dropped
     with the tokens that say nothing else: they are in no count.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inference_workers.decisions.held_text import Heard, Piece, Release, end, hear, hold_nothing
@@ -45,12 +45,28 @@ def play(pieces: list[Piece], stop: tuple[str, ...]) -> tuple[list[Release], str
 
 
 @given(cut_texts(), STOPS)
+@example(
+    (
+        "A\u20acA",
+        [
+            Piece(data=b"A\xe2\x82\xac", ids=(0,), count=1),
+            Piece(data=b"A", ids=(4,), count=1),
+        ],
+    ),
+    ["\u20ac", "A\u20acA"],
+)
 def test_exactly_what_precedes_the_first_stop_string_is_said(
     cut: tuple[str, list[Piece]], stops: list[str]
 ) -> None:
     text, pieces = cut
     said, match = play(pieces, tuple(stops))
-    places = [text.find(stop) for stop in stops if stop in text]
+    # The first piece that completes any stop string decides; of those complete by then the earliest counts (H3).
+    places: list[int] = []
+    heard = b""
+    for piece in pieces:
+        heard += piece.data
+        known = heard.decode(errors="ignore")
+        places = places or [known.find(stop) for stop in stops if stop in known]
     until = min(places, default=len(text))
     assert "".join(release.text for release in said) == text[:until]
     assert (match is not None) == bool(places)
