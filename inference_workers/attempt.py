@@ -24,6 +24,8 @@ from inference_workers.decisions.generation import (
     Sent,
     cause_of_full_grant,
 )
+from inference_workers.decisions.repetition import NewestSaid, repeats, said_so_far
+from inference_workers.decisions.repetition import say as say_more
 from inference_workers.decisions.request_book import Request
 from inference_workers.decisions.run_book import Followed, FollowedRun
 from inference_workers.engine import (
@@ -105,6 +107,7 @@ class Attempt:
         )
         self._request_id = f"{request.run_id}.{nonce}"
         self._buffer: DeltaBuffer = EMPTY
+        self._newest: NewestSaid = said_so_far(ids=(), text="")
         self._finish: Finish | None = None
         self._stream: EngineStream | None = None
         self._started = False
@@ -205,6 +208,9 @@ class Attempt:
             return Ending(cause=cause_of_full_grant(quota_limited=self._quota_limited))
         if self._run.barren_attempts > BARREN_ATTEMPTS_MAX:  # G7
             return Ending(cause=EndCause.ERROR, detail="too many attempts without a token")
+        self._newest = said_so_far(ids=self._run.emitted_ids, text=state.text)
+        if repeats(self._newest):
+            return Ending(cause=EndCause.REPETITION)
         try:
             self._stream = self._engine.submit(self._engine_request())
         except TooLong:
@@ -230,7 +236,9 @@ class Attempt:
                     await asyncio.sleep(0)
                 await self._start()
             finish = await self._flush_until_finish()
-        return None if finish is None else await self._ending_of(finish)
+        if finish is not None:
+            return await self._ending_of(finish)
+        return Ending(cause=EndCause.REPETITION) if repeats(self._newest) else None
 
     def _engine_request(self) -> GenRequest:
         event, state = self.request.event, self._run.state
@@ -263,10 +271,14 @@ class Attempt:
             self._wake.set()
 
     async def _flush_until_finish(self) -> Finish | None:
+        """Say what is due until the engine is done. None: nothing more is to be said; the engine was told."""
         while self._generation.open:
             now, due = self._now_ms(), self._buffer.due_ms
             if due is not None and (now >= due or self._finish is not None):
                 await self._say()
+                if self._finish is None and repeats(self._newest):
+                    self._engine.cancel(self._request_id)
+                    return None  # What it has made since is not said.
             elif self._finish is not None:
                 return self._finish
             else:
@@ -276,6 +288,7 @@ class Attempt:
     async def _say(self) -> None:
         now = self._now_ms()
         piece, self._buffer = take(self._buffer, now_ms=now)
+        self._newest = say_more(self._newest, ids=piece.ids, text=piece.text)
         self._change(
             generations.say(self._generation, index=piece.index, count=piece.count, now_ms=now)
         )

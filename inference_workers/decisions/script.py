@@ -15,6 +15,9 @@ from hashlib import blake2b
 from itertools import count as naturals
 from typing import Final
 
+LOOP_FROM: Final = 10
+LOOP_PHRASES: Final = 7
+
 
 class Script(StrEnum):
     """What the phrases are made of."""
@@ -22,6 +25,8 @@ class Script(StrEnum):
     WORDS = "words"
     # Everything that frames, counters and stores stumble over.
     UNICODE = "unicode"
+    # A model that is caught in a cycle: from token LOOP_FROM on the same LOOP_PHRASES phrases of words.
+    LOOP = "loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,7 @@ def _phrases(texts: tuple[tuple[bytes, ...], ...]) -> tuple[tuple[ScriptToken, .
 _PHRASES: Final = {
     Script.WORDS: _phrases(tuple((b" " + word.encode(),) for word in _WORDS)),
     Script.UNICODE: _phrases(_UNICODE),
+    Script.LOOP: _phrases(tuple((b" " + word.encode(),) for word in _WORDS)),
 }
 
 
@@ -142,7 +148,10 @@ def answer(
     for turn in naturals():
         if place >= tokens:
             return
-        phrase = phrases[_draw(seed, turn, len(phrases))]
+        drawn = turn
+        if script is Script.LOOP and turn > LOOP_FROM:
+            drawn = LOOP_FROM + (turn - LOOP_FROM) % LOOP_PHRASES
+        phrase = phrases[_draw(seed, drawn, len(phrases))]
         if len(phrase) > tokens - place:
             phrase = phrases[0]  # S2 and S3: one token long in every script.
         for token in phrase:

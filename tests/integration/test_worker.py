@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from inference_workers.decisions.generation import BARREN_ATTEMPTS_MAX, ENGINE_FAILURES_MAX
+from inference_workers.decisions.repetition import REPEATED_TOKENS_MIN
 from inference_workers.decisions.request_book import Queue
-from inference_workers.decisions.script import Script
+from inference_workers.decisions.script import LOOP_FROM, Script
 from inference_workers.membership import Membership
 from schemas.events.tokens import AttemptStarted, RunEnded, TokensGenerated
 from schemas.vocabulary import EndCause, FinishReason, Lane
@@ -370,6 +371,17 @@ async def test_an_error_that_no_retry_cures_ends_the_run_at_once(
     worker(faults='{"error_after_tokens": 5, "error_is_retryable": false}')
     log = await runs.until_ended(await runs.start(0))
     assert (log.state.finish_reason, log.state.attempt) == (FinishReason.ERROR, 1)
+
+
+async def test_an_answer_that_goes_in_circles_is_ended_also_by_the_worker_that_takes_it_over(
+    runs: Runs, worker: StartWorker
+) -> None:
+    loop = '{"script": "loop", "error_after_tokens": 100}'
+    worker(delay_ms=2, tokens=5_000, faults=loop)
+    log = await runs.until_ended(await runs.start(0))
+    assert (log.state.finish_reason, log.state.attempt) == (FinishReason.REPETITION, 2)
+    assert LOOP_FROM + REPEATED_TOKENS_MIN <= log.state.n < 900, "ended soon, long before its grant"
+    assert log.state.text == script_text((1, 2, 3), log.state.n, Script.LOOP)
 
 
 async def test_a_worker_whose_engine_dies_ends_itself_and_another_goes_on_by_text_where_ids_are_not_exact(
