@@ -8,7 +8,9 @@ from inference_workers.decisions.held_text import Piece
 from inference_workers.engine import EndReason, Engine, EngineUsage
 from inference_workers.engine_llama import LlamaEngine, LlamaSettings
 from inference_workers.loopback_http import LoopbackPort
+from infra.models import model_spec
 from infra.models.tokenizer import token_bytes
+from schemas.events.accounts import Sampling
 from tests.contracts.engines_under_test import (
     PATIENCE_S,
     ask,
@@ -80,6 +82,22 @@ async def test_a_seed_repeats_a_warm_choice() -> None:
             deltas, _ = await read(engine.submit(replace(request, cache_scope=f"{number}")))
             answers.append(text_of(deltas))
         assert answers[0] == answers[1]
+
+
+async def test_a_request_that_names_no_sampling_gets_the_models_own_and_zero_stays_greedy() -> None:
+    async def answer(engine: Engine, name: str, sampling: Sampling) -> str:
+        request = replace(ask(name, "Tell a story", tokens=12), sampling=sampling)
+        deltas, _ = await read(engine.submit(replace(request, cache_scope=name)))
+        return text_of(deltas)
+
+    spec = model_spec("smollm2-135m")
+    own = Sampling(temperature=spec.temperature_default, top_p=spec.top_p_default, seed=3)
+    async with running("llama", slots=1) as engine:
+        assert await answer(engine, "a", Sampling(seed=3)) == await answer(engine, "b", own)
+        greedy = {
+            await answer(engine, f"{seed}", Sampling(temperature=0, seed=seed)) for seed in (1, 2)
+        }
+        assert len(greedy) == 1
 
 
 async def test_ids_that_the_model_does_not_have_are_an_error_that_no_retry_cures() -> None:
