@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from processors.decisions.known_ids import Facts
-from processors.decisions.quota import grant, headroom, reserved, settled, window_at
+from processors.decisions.quota import TokenGrant, grant, headroom, reserved, settled, window_at
 from schemas.events.account_snapshots import AccountSnapshot, OpenReservation, WindowUse
 from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits, UsageMeasured
 from schemas.events.admissions import PromptAdmitted, PromptRefused
@@ -204,8 +204,7 @@ def _decide_tokens(
             prompt,
             Refusal(reason=RefusalReason.QUOTA_EXHAUSTED, window_ends_ms=window.ends_ms),
         )
-    lane = LANE_OF_TIER[prompt.tier]
-    wait_ms = _wait_ms(prompt, model, lane)
+    wait_ms = _wait_ms(prompt, model, LANE_OF_TIER[prompt.tier])
     if prompt.load.pressure >= PRESSURE_SHED or wait_ms > tier.queue_wait_ms_max:  # Q11
         return _refused(
             prompt,
@@ -215,11 +214,25 @@ def _decide_tokens(
                 wait_ms=wait_ms,
             ),
         )
-    return [  # Q12
+    return _admitted(prompt, tier, given, model=model, window=window.name, wait_ms=wait_ms)
+
+
+def _admitted(
+    prompt: PromptSubmitted,
+    tier: TierLimits,
+    given: TokenGrant,
+    *,
+    model: str,
+    window: str,
+    wait_ms: int,
+) -> list[AccountOutput]:
+    """Q12."""
+    lane = LANE_OF_TIER[prompt.tier]
+    return [
         QuotaReserved(
             run_id=prompt.run_id,
             account_id=prompt.account_id,
-            window=window.name,
+            window=window,
             input_tokens=given.input_budget,
             output_tokens=given.output,
         ),
