@@ -7,7 +7,8 @@ Rules (cited by assertions and tests):
       are sent, and its snapshots before a source record is. A snapshot is the account as it was at that offset.
   S3  Of the snapshots of one account the one with the highest applied offset counts, not the last written: a zombie may have written an
       older one later. Where they differ, the right one is written again, before compaction can drop it.
-  S4  The same limits again are no new version.
+  S4  The same limits again are no new version, and neither is a copy of a record whose version is kept: part of a topic that is
+      appended again must not bring an old policy back.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class AccountPartition:
         self._newest_ms = max(self._newest_ms, appended_ms)
         match event:
             case LimitsChanged():
-                return self._take_limits(offset, event)
+                return self._take_limits(offset, event_id, event)
             case PromptSubmitted() | UsageMeasured():
                 command = Command(
                     offset=offset, appended_ms=appended_ms, event_id=event_id, event=event
@@ -146,13 +147,16 @@ class AccountPartition:
             case _:
                 assert_never(event)
 
-    def _take_limits(self, offset: int, event: LimitsChanged) -> Decided:
+    def _take_limits(self, offset: int, event_id: str, event: LimitsChanged) -> Decided:
         newest = self._limits[-1] if self._limits else None
         if newest is not None and (
             newest.source_offset >= offset or newest.limits.version == event.version
         ):
             return Decided(offset=offset)  # S4, or seen before.
-        added = (*self._limits, LimitsVersion(source_offset=offset, limits=event))
+        if any(version.event_id == event_id for version in self._limits):
+            return Decided(offset=offset)  # S4
+        version = LimitsVersion(source_offset=offset, limits=event, event_id=event_id)
+        added = (*self._limits, version)
         self._limits = added[-LIMITS_VERSIONS_MAX:]
         return Decided(offset=offset, rows=(self._limits_row(self._limits),))
 
