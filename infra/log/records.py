@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from schemas.codec import Envelope, Undecodable, decode
 from schemas.events import Event
 from schemas.topics import Topic
@@ -28,8 +30,7 @@ class RawRecord(Protocol):
     def headers(self) -> Iterable[tuple[str, bytes]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """A decoded record. `appended_ms` is the broker's append time."""
 
     partition: int
