@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from edge.answers import json_answer
 from edge.auth import Caller
-from edge.catch_up import FIRST_RECORD_WAIT_S_MAX, PastRun, RunUnknown
+from edge.catch_up import FIRST_RECORD_WAIT_S_MAX, CatchUpFull, PastRun, RunUnknown
 from edge.decisions.problems import Refused, invalid, not_found, unavailable
 from edge.decisions.token_cursor import (
     START,
@@ -23,7 +23,7 @@ from edge.decisions.token_cursor import (
 from edge.decisions.viewer import EndedShown, SnapshotShown
 from edge.event_stream import EventStream, FinishedStream
 from edge.runs import LiveRun
-from edge.state import EdgeState, caller_of, random_id, state_of
+from edge.state import EdgeState, caller_of, overloaded, random_id, state_of
 from edge.views import live_run_json, past_run_json
 from infra.history import Run
 from infra.log.span_reader import SpanFailed
@@ -178,6 +178,8 @@ async def _find(
             run = await edge.catch_up.find(run_id, wait_s=wait_s)
         except (RunUnknown, BadId):
             raise not_found("run") from None
+        except CatchUpFull:
+            raise overloaded("Too many runs are being read back at once.") from None
         except SpanFailed:
             raise unavailable("The log does not answer.", code="log_unavailable") from None
         if isinstance(run, PastRun):

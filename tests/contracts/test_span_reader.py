@@ -15,7 +15,7 @@ DEADLINE_S = 10.0
 
 
 @asynccontextmanager
-async def _mute_broker() -> AsyncIterator[tuple[str, asyncio.Queue[None]]]:
+async def mute_broker() -> AsyncIterator[tuple[str, asyncio.Queue[None]]]:
     """Takes connections and never answers. Gives its address, and a queue with one entry a connection."""
     connections: asyncio.Queue[None] = asyncio.Queue()
 
@@ -46,7 +46,7 @@ async def test_a_reader_that_cannot_connect_says_so_each_time_it_is_asked() -> N
 
 
 async def test_who_gives_up_while_a_reader_connects_gives_its_place_back() -> None:
-    async with _mute_broker() as (bootstrap, connections), asyncio.timeout(DEADLINE_S):
+    async with mute_broker() as (bootstrap, connections), asyncio.timeout(DEADLINE_S):
         reader = SpanReader(bootstrap=bootstrap, client_id="test", readers_max=1)
         for _ in range(3):
             reading = asyncio.create_task(_read(reader))
@@ -57,7 +57,7 @@ async def test_who_gives_up_while_a_reader_connects_gives_its_place_back() -> No
 
 
 async def test_who_finds_no_place_for_too_long_is_told_so() -> None:
-    async with _mute_broker() as (bootstrap, connections), asyncio.timeout(DEADLINE_S):
+    async with mute_broker() as (bootstrap, connections), asyncio.timeout(DEADLINE_S):
         reader = SpanReader(
             bootstrap=bootstrap, client_id="test", readers_max=1, place_wait_ms_max=100
         )
