@@ -16,7 +16,7 @@ import typer
 from edge.auth import mint_token
 from infra.command.edge_client import EdgeClient, EdgeRefusedError
 from infra.secrets import load_secrets
-from infra.settings import read_settings_or_exit
+from infra.settings import exit_with_usage_error, read_settings_or_exit
 from schemas.vocabulary import Tier
 
 TOKEN_TTL: Final = timedelta(days=1)
@@ -123,9 +123,12 @@ async def _answer(client: EdgeClient, chat_id: str, question: str, max_tokens: i
 
 def _with_client(run: Any, *, account: str, tier: Tier, url: str) -> None:
     settings = read_settings_or_exit(TalkSettings)
-    token = mint_token(
-        key=load_secrets(settings.home).token_key, account_id=account, tier=tier, ttl=TOKEN_TTL
-    )
+    try:
+        token = mint_token(
+            key=load_secrets(settings.home).token_key, account_id=account, tier=tier, ttl=TOKEN_TTL
+        )
+    except ValueError as error:  # Damaged secrets too.
+        exit_with_usage_error(str(error))
     target = url or f"http://127.0.0.1:{settings.port}"
 
     async def talk() -> None:

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.command.policy import PolicyNotWritten, sync_policy
-from infra.command.topics import TopicPlanError, apply_topics
+from infra.command.topics import PlanRefused, TopicPlanError, apply_topics
 from infra.embedded.jars import JarError
 from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
 from infra.models.registry import MODELS
 from infra.policies import PolicyError, read_policies
+from infra.secrets import SecretsError, load_secrets
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (
     HomeInUseError,
@@ -29,13 +30,29 @@ from infra.supervisor.home import (
     locked_home,
     read_state,
 )
-from infra.supervisor.plan import UpSettings, broker_plan, planned_parts, require_free_ports
+from infra.supervisor.plan import (
+    UpSettings,
+    broker_plan,
+    planned_parts,
+    require_free_ports,
+    require_model,
+)
 from infra.supervisor.supervise import NAME_WIDTH, Supervisor, say
 
 EXISTING_CLUSTER_WAIT_S: Final = 15.0
 DOWN_WAIT_S: Final = 15.0
 DOWN_POLL_S: Final = 0.05
 MIB: Final = 1024 * 1024
+# What stops a start before anything was started.
+UNUSABLE: Final = (
+    HomeInUseError,
+    BrokerError,
+    JarError,
+    PolicyError,
+    SecretsError,
+    SettingsError,
+    OSError,
+)
 
 
 def up() -> None:
@@ -44,7 +61,7 @@ def up() -> None:
     try:
         with locked_home(settings.home):
             raise SystemExit(_run(settings))
-    except (HomeInUseError, BrokerError, JarError, PolicyError, SettingsError, OSError) as error:
+    except UNUSABLE as error:
         exit_with_usage_error(str(error))
 
 
@@ -86,6 +103,8 @@ def status() -> None:
 def _run(settings: UpSettings) -> int:
     windows = {name: spec.context_window for name, spec in MODELS.items()}
     limits = read_policies(settings.policies, models=windows, changed_by="turnlog up")
+    require_model(settings)
+    load_secrets(settings.home)
     ended = end_leftovers(settings.home)
     if ended:
         say(_ended_line(ended))
@@ -104,6 +123,8 @@ def _run(settings: UpSettings) -> int:
                 settings.bootstrap, models=tuple(MODELS), partitions=settings.partitions
             )
             written = await sync_policy(settings.bootstrap, limits)
+        except PlanRefused as error:
+            raise SettingsError(str(error)) from error
         except (TopicPlanError, PolicyNotWritten) as error:
             raise RuntimeError(str(error)) from error
         policy = f", policy written to {written} partitions" if written else ""

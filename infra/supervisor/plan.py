@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from infra.embedded.kafka import BrokerCommand, BrokerPlan, require_free_port, wait_until_serving
+from infra.models.registry import UnknownModelError, model_spec
 from infra.settings import (
     SettingsError,
     cache_folder,
@@ -45,6 +46,7 @@ class UpSettings:
     edges: int
     edge_ports: tuple[int, ...]
     workers: int
+    model: str
     restarts_max: int
 
     @property
@@ -75,6 +77,14 @@ def require_free_ports(settings: UpSettings) -> None:
     variable = "TURNLOG_EDGE_PORTS" if settings.edge_ports else "TURNLOG_PORT"
     for port in settings.ports:
         require_free_port(port, variable)
+
+
+def require_model(settings: UpSettings) -> None:
+    """Raise SettingsError where the workers would not know their model."""
+    try:
+        model_spec(settings.model)
+    except UnknownModelError as error:
+        raise SettingsError(f"TURNLOG_MODEL: {error}") from None
 
 
 def broker_plan(settings: UpSettings) -> BrokerPlan:

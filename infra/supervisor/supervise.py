@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from infra.settings import SettingsError
 from infra.supervisor.home import created_s, forget_state, own_state, write_state
 from infra.supervisor.part import FAILED_EXIT, Part, PartNews, PartPlan, Phase
 from infra.supervisor.restarts import USAGE_ERROR_EXIT
@@ -109,6 +110,8 @@ class Supervisor:
         async def prepare() -> None:
             try:
                 say(f"{'topics':<{NAME_WIDTH}} {await step()}")
+            except SettingsError as error:
+                self._fail(f"topics: {error}", USAGE_ERROR_EXIT)
             except (RuntimeError, OSError, ValueError) as error:  # A KafkaError is a RuntimeError.
                 self._fail(f"topics: {str(error) or type(error).__name__}", FAILED_EXIT)
 
