@@ -114,6 +114,8 @@ async def cancel_run(request: Request) -> Response:
         if refused.problem.status != 404 or not edge.runs.knows(run_address(run_id)):
             raise
         found = edge.runs.expect(run_id)
+        if found.transcript.last_offset >= 0:
+            raise  # It has some: it is not of this chat.
     if isinstance(found, PastRun):
         return _cancelled(found.run.run_id, found.run.status)
     if not found.transcript.state.ended:

@@ -254,6 +254,12 @@ class RunningSystem:
         self._process = None
         return code, time.monotonic() - asked
 
+    def ended(self) -> int:
+        """Wait until it ends by itself; its exit code. It may be started again."""
+        code = self.supervisor.wait(timeout=SYSTEM_START_S)
+        self._process = None
+        return code
+
     def output(self) -> str:
         """What `turnlog up` has printed, in all its lives."""
         return self._output.read_text("utf-8") if self._output.exists() else ""
