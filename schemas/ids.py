@@ -34,7 +34,9 @@ EPOCH_MAX: Final = 2 ** (8 * _EPOCH_BYTES) - 1
 PARTITION_MAX: Final = 2 ** (8 * _PARTITION_BYTES) - 1
 MINT_OFFSET_MAX: Final = 2 ** (8 * _OFFSET_BYTES) - 1
 _BODY: Final = re.compile("[a-z2-7]+")
-_DIGITS: Final = str.maketrans("abcdefghijklmnopqrstuvwxyz234567", "0123456789abcdefghijklmnopqrstuv")
+_DIGITS: Final = str.maketrans(
+    "abcdefghijklmnopqrstuvwxyz234567", "0123456789abcdefghijklmnopqrstuv"
+)
 
 
 class BadId(ValueError):
