@@ -22,9 +22,11 @@ from infra.policies import PolicyError, read_policies
 from infra.secrets import SecretsError, load_secrets
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (
+    FREE_MIB_MIN,
     HomeInUseError,
     SystemState,
     end_leftovers,
+    free_mib,
     is_locked,
     live_process,
     locked_home,
@@ -104,6 +106,10 @@ def _run(settings: UpSettings) -> int:
     windows = {name: spec.context_window for name, spec in MODELS.items()}
     limits = read_policies(settings.policies, models=windows, changed_by="turnlog up")
     require_model(settings)
+    if (free := free_mib(settings.home)) < FREE_MIB_MIN:
+        raise SettingsError(
+            f"only {free} MiB are free for {settings.home}; it needs {FREE_MIB_MIN}"
+        )
     load_secrets(settings.home)
     ended = end_leftovers(settings.home)
     if ended:

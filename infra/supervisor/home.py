@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +23,8 @@ LOCK_NAME: Final = "supervisor.lock"
 LEFTOVER_TERM_S: Final = 4.0
 LEFTOVER_KILL_S: Final = 2.0
 SAME_PROCESS_S: Final = 0.05
+# With less a broker dies at its first segment.
+FREE_MIB_MIN: Final = 32
 
 
 class HomeInUseError(RuntimeError):
@@ -52,6 +55,11 @@ class SystemState:
     kafka: str
     urls: tuple[str, ...]
     parts: tuple[ProcessState, ...]
+
+
+def free_mib(home: Path) -> int:
+    """Whole MiB that are free where the home lies."""
+    return shutil.disk_usage(home).free // (1024 * 1024)
 
 
 @contextmanager
