@@ -17,7 +17,6 @@ from tests.integration.waiting import eventually
 
 MIB = 1024 * 1024
 ALL_RSS_MIB_MAX = 2048
-WARM_START_S_MAX = 20
 
 
 def test_a_system_comes_up_shows_its_parts_and_stops_leaving_nothing(
@@ -55,7 +54,7 @@ def test_a_stopped_system_starts_again_on_its_data_and_down_stops_it(
     code, _ = running.stop(signal.SIGINT)
     assert code == 0
     running.start({})
-    running.wait_ready(within_s=WARM_START_S_MAX)
+    running.wait_ready()
     assert _cluster_id(running.home) == cluster
     assert "topics     as planned" in running.output()
 
