@@ -17,6 +17,8 @@ from infra.command.policy import PolicyNotWritten, sync_policy
 from infra.command.topics import PlanRefused, TopicPlanError, apply_topics
 from infra.embedded.jars import JarError
 from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
+from infra.history import HistoryUnavailable
+from infra.history.sqlite import HISTORY_FILE, connect
 from infra.models.registry import MODELS
 from infra.policies import PolicyError, read_policies
 from infra.secrets import SecretsError, load_secrets
@@ -49,6 +51,7 @@ MIB: Final = 1024 * 1024
 UNUSABLE: Final = (
     HomeInUseError,
     BrokerError,
+    HistoryUnavailable,
     JarError,
     PolicyError,
     SecretsError,
@@ -114,6 +117,7 @@ def _run(settings: UpSettings) -> int:
     ended = end_leftovers(settings.home)
     if ended:
         say(_ended_line(ended))
+    connect(settings.home / HISTORY_FILE).close()
     require_free_ports(settings)
     broker: BrokerCommand | None = None
     if not settings.kafka:

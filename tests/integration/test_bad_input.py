@@ -6,6 +6,7 @@ The system is shared and takes all of it; that the last test finds it whole is a
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -221,6 +222,32 @@ async def test_what_is_just_within_the_limits_is_answered(
             headers=case.headers,
         )
         assert answer.status_code == case.status, answer.text
+
+
+async def test_a_chat_works_from_its_first_moment_though_the_projector_stands_still(
+    running: RunningSystem,
+) -> None:
+    running.kill("projector", signal.SIGSTOP)
+    try:
+        async with person(running) as ada:
+            chat_id, told = await ada.ask("Before anything is stored?")
+            assert told.end["status"] == "done"
+            again = await Reading().read(ada.client.say(chat_id, {"content": "And again?"}))
+            assert again.end["usage"]["input_tokens"] > told.end["usage"]["input_tokens"]
+            shown = await ada.messages(chat_id)
+            assert [message["content"] for message in shown[1::2]] == [told.text, again.text]
+        async with person(running, edge=1) as elsewhere:
+            behind = await elsewhere.http.get(f"/v1/chats/{chat_id}")
+            assert (behind.status_code, behind.headers["retry-after"]) == (503, "1")
+    finally:
+        running.kill("projector", signal.SIGCONT)
+    async with person(running, edge=1) as elsewhere:
+
+        async def stored() -> bool:
+            answer = await elsewhere.http.get(f"/v1/chats/{chat_id}/messages")
+            return answer.status_code == 200 and bool(answer.json()["data"] == shown)
+
+        await eventually_async(stored, within_s=30, what="the store tells the same")
 
 
 async def test_a_home_keeps_its_partitions_and_starts_again_with_all_its_poison(

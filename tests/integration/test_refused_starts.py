@@ -40,6 +40,14 @@ def test_damaged_secrets_stop_every_command_that_needs_them(tmp_path: Path) -> N
     assert file.read_text() == "{", "what can perhaps be restored is left alone"
 
 
+def test_a_damaged_history_stops_the_start_and_says_that_it_can_be_rebuilt(tmp_path: Path) -> None:
+    file = tmp_path / "history.db"
+    file.write_bytes(b"no database" * 1_000)
+    assert refused(tmp_path, {}) == (
+        f"turnlog: {file} is damaged (file is not a database): remove it, it is rebuilt from the log"
+    )
+
+
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
