@@ -29,6 +29,7 @@ from infra.supervisor.home import (
     SystemState,
     end_leftovers,
     free_mib,
+    holder,
     is_locked,
     live_process,
     locked_home,
@@ -73,12 +74,12 @@ def up() -> None:
 def down() -> None:
     """Stop the system of this home, from another terminal."""
     settings = read_settings_or_exit(UpSettings)
-    state = read_state(settings.home)
-    if state is None or live_process(state.supervisor_pid, state.supervisor_created_s) is None:
+    supervisor = holder(settings.home)
+    if supervisor is None:
         ended = end_leftovers(settings.home) if not is_locked(settings.home) else ()
         typer.echo(f"Nothing runs in {settings.home}." if not ended else _ended_line(ended))
         return
-    pid, created_s = state.supervisor_pid, state.supervisor_created_s
+    pid, created_s = supervisor.pid, supervisor.create_time()
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + DOWN_WAIT_S
     pause = threading.Event()

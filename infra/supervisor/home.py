@@ -71,12 +71,15 @@ def locked_home(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            state = read_state(home)
-            by = f" (pid {state.supervisor_pid})" if state else ""
+            by_process = holder(home)
+            by = f" (pid {by_process.pid})" if by_process else ""
             raise HomeInUseError(
                 f"{home} is in use by a running system{by}; stop it with `turnlog down` "
                 "or set TURNLOG_HOME to another folder"
             ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} {created_s(os.getpid())}\n")
+        lock.flush()
         yield
 
 
@@ -91,6 +94,17 @@ def is_locked(home: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def holder(home: Path) -> psutil.Process | None:
+    """The supervisor that holds this home, also one that has not written a state yet; None where none does."""
+    if not is_locked(home):
+        return None
+    try:
+        pid, created = (home / LOCK_NAME).read_text("utf-8").split()
+        return live_process(int(pid), float(created))
+    except (OSError, ValueError):
+        return None
 
 
 def write_state(home: Path, state: SystemState) -> None:
