@@ -12,7 +12,8 @@ A run is unknown, then open (reserved; perhaps *ended* already, as far as an edg
   Q4  Idempotency key bound: redirected to its run where the fingerprint is the same, else a conflict.
   Q5  No limits known in this partition yet: refused as overloaded.
   Q6  A run of the same chat is open and has not ended: refused, run_in_progress.
-  Q7  As many runs are open and not ended as the tier allows: refused, too_many_runs.
+  Q7  As many runs are open and not ended as the tier allows: refused, too_many_runs. As many are not measured, ended or not, as a
+      snapshot can hold: refused, overloaded; it takes an outage of the recorder to come to that.
   Q8  The model is not one of the tier's, or the edge counted no tokens for it: refused, model_not_allowed.
   Q9  The prompt alone exceeds the tier's input maximum: refused, context_too_long. (The edge refuses these before.)
   Q10 Quota (rules N1 to N4): refused, quota_exhausted.
@@ -31,7 +32,12 @@ from typing import Final, assert_never
 
 from processors.decisions.known_ids import Facts
 from processors.decisions.quota import TokenGrant, grant, headroom, reserved, settled, window_at
-from schemas.events.account_snapshots import AccountSnapshot, OpenReservation, WindowUse
+from schemas.events.account_snapshots import (
+    OPEN_RESERVATIONS_MAX,
+    AccountSnapshot,
+    OpenReservation,
+    WindowUse,
+)
 from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits, UsageMeasured
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReleased, QuotaReserved
@@ -179,6 +185,16 @@ def _decide_prompt(
         return _refused(
             prompt,
             Refusal(reason=RefusalReason.TOO_MANY_RUNS, retry_after_ms=RETRY_OPEN_RUNS_MS),
+        )
+    if len(account.open) >= OPEN_RESERVATIONS_MAX:  # Q7
+        return _refused(
+            prompt,
+            Refusal(
+                reason=RefusalReason.OVERLOADED,
+                retry_after_ms=RETRY_OVERLOADED_MS_MAX,
+                wait_ms=RETRY_OVERLOADED_MS_MAX,
+                detail="too many reservations wait for their settlement",
+            ),
         )
     return _decide_tokens(account, command, prompt, tier)
 
