@@ -53,7 +53,15 @@ class BadRecord:
     appended_ms: int
     key: bytes | None
     value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
     reason: str
+
+
+def bad_record(raw: RawRecord, reason: str) -> BadRecord:
+    """The raw record with the reason why nobody can act on it."""
+    return BadRecord(
+        raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers), reason
+    )
 
 
 def read_record(topic: Topic, raw: RawRecord) -> LogRecord | BadRecord:
@@ -61,5 +69,5 @@ def read_record(topic: Topic, raw: RawRecord) -> LogRecord | BadRecord:
     try:
         envelope = decode(topic, raw.headers, raw.value)
     except Undecodable as error:
-        return BadRecord(raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, str(error))
+        return bad_record(raw, str(error))
     return LogRecord(raw.partition, raw.offset, raw.timestamp, envelope)

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from infra.log.span_reader import SpanReader
 from infra.models import MODELS
 from producers.log_writer import LogWriter, acknowledged
-from producers.parking import H_REASON, H_SOURCE
+from producers.parking import H_REASON, H_SOURCE, HAD
 from schemas.topics import ACCOUNTS, CHATS, TOKENS, Topic, all_topics
 from tests.contracts.http_cases import ACCEPTED, HttpCase
 from tests.integration.audit import audited
@@ -35,6 +35,7 @@ VARIABLES = {
     "TURNLOG_SCRIPTED_TOKENS": "5",
 }
 TOPICS = all_topics(tuple(MODELS))
+KEY = b"poison"  # A compacted topic takes no record without one.
 NO_TYPE = "no known event type for this topic in the headers"
 
 
@@ -71,6 +72,8 @@ def poisons(topic: Topic) -> tuple[Poison, ...]:
         ),
         Poison(value=b"{}", headers=whole[:2], reason=f"{kind}: no event id"),
         Poison(value=b'{"run_id": "\xff', headers=whole, reason=f"{kind}: "),
+        Poison(value=b"", headers=whole, reason=f"{kind}: "),
+        Poison(value=b"\xff" * 2_000, headers=(("t", b"\xff"),), reason="a header is not text"),
     )
 
 
@@ -80,21 +83,19 @@ async def test_what_is_no_event_is_parked_once_and_its_partition_goes_on(
 ) -> None:
     dead = replace(topic, name=topic.dead)
     before = len(await raw_records(running, dead))
-    wanted: dict[str, tuple[bytes, bytes, str]] = {}
+    wanted: dict[str, Poison] = {}
     async with LogWriter(bootstrap=running.bootstrap, client_id="test") as writer:
         for partition in range(PARTITIONS):
             for poison in poisons(topic):
-                key = b"poison"  # A compacted topic takes no record without one.
                 sending = await writer.send_raw(
                     topic.name,
                     poison.value,
-                    key=key,
+                    key=KEY,
                     partition=partition,
                     headers=list(poison.headers),
                 )
                 put = await acknowledged(sending)
-                source = f"{topic.name}/{partition}/{put.offset}"
-                wanted[source] = (key, poison.value, poison.reason)
+                wanted[f"{topic.name}/{partition}/{put.offset}"] = poison
 
     async with person(running) as ada, person(running, edge=1) as elsewhere:
         # Whatever partition its chat, its account and its run lie in: the poison is in it.
@@ -115,10 +116,33 @@ async def test_what_is_no_event_is_parked_once_and_its_partition_goes_on(
     assert len(found) == len(wanted), "each is parked once"
     for record in found:
         headers = dict(record.headers)
-        key, value, reason = wanted.pop(headers[H_SOURCE].decode())
-        assert (record.key, record.value) == (key, value)
-        assert reason in headers[H_REASON].decode()
+        poison = wanted.pop(headers.pop(H_SOURCE).decode())
+        assert poison.reason in headers.pop(H_REASON).decode()
+        assert (record.key, record.value) == (KEY, poison.value)
+        assert headers == {HAD + name: content for name, content in poison.headers}
     assert wanted == {}
+
+
+async def test_a_record_as_large_as_the_broker_takes_is_parked_with_its_beginning(
+    running: RunningSystem,
+) -> None:
+    dead = replace(TOKENS, name=TOKENS.dead)
+    async with LogWriter(bootstrap=running.bootstrap, client_id="test") as writer:
+        headers = [(f"h{number}", bytes(900)) for number in range(40)]
+        sending = await writer.send_raw(
+            TOKENS.name, b"x" * 950_000, key=b"k" * 20_000, partition=0, headers=headers
+        )
+        put = await acknowledged(sending)
+    source = f"{TOKENS.name}/0/{put.offset}".encode()
+
+    async def parked() -> bool:
+        newest = (await raw_records(running, dead))[-1]
+        return (H_SOURCE, source) in newest.headers and newest.value == b"x" * 900_000
+
+    await eventually_async(parked, within_s=20, what="it is parked")
+    async with person(running) as ada:
+        _, reading = await ada.ask("Does it go on?")
+        assert reading.end["status"] == "done"
 
 
 async def parked_by_topic(reader: Person, topic: Topic) -> int:
@@ -271,4 +295,5 @@ async def test_a_home_keeps_its_partitions_and_starts_again_with_all_its_poison(
         again = await Reading().read(ada.client.say(chat_id, {"content": "And now?"}))
         assert again.end["status"] == "done"
     counts = (await asyncio.to_thread(audited, running)).counts
-    assert counts["parked records"] == PARTITIONS * sum(len(poisons(topic)) for topic in TOPICS)
+    poisoned = PARTITIONS * sum(len(poisons(topic)) for topic in TOPICS)
+    assert counts["parked records"] == poisoned + 1  # The large one.
