@@ -33,7 +33,7 @@ UNREAD_BYTES_MAX: Final = 8 * 1024 * 1024
 NOTSENT_LOWAT_BYTES: Final = 16_384
 """Without it the kernel takes megabytes for a viewer that does not read, before anybody notices."""
 USER_TIMEOUT_MS: Final = 14_000
-"""How long written bytes may stay unacknowledged. With a keepalive at least every 16 s a peer that is gone without a word is found in 30 s."""
+"""How long written bytes may stay unacknowledged. With a keepalive every 16 s a peer that is gone silently is found in 30 s."""
 _CYCLE_NAMES: Final = (
     "response_started",
     "response_complete",
