@@ -178,6 +178,14 @@ async def test_a_body_without_a_length_is_cut_off_while_it_arrives(
         (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000, b"431"),
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 8_000, b"431"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 40_000 + b"\r\n\r\n", b"431"),
+        (b"GET /" + b"y" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", b"431"),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nx: "
+            + b"y" * 40_000
+            + b"\r\n\r\n{}GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n",
+            b"431",
+        ),
     ],
 )
 async def test_what_is_no_request_is_answered_in_the_one_shape_and_closed(
@@ -209,3 +217,20 @@ async def test_a_request_id_is_echoed_where_it_is_sane(
         assert echoed.headers["x-request-id"] == "abc-1.2_3"
         made = await client.get("/healthz", headers={"x-request-id": "a b\tc" + "d" * 99})
         assert re.fullmatch("[0-9a-f]{24}", made.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/chats", "GET, HEAD, POST"),
+        ("/v1/chats/x", "DELETE, GET, HEAD, PATCH"),
+        ("/v1/chats/x/runs/y/cancel", "POST"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_does(
+    edges: tuple[EdgeProcess, EdgeProcess], path: str, allowed: str
+) -> None:
+    async with httpx.AsyncClient(base_url=edges[0].url) as client:
+        answer = await client.put(path)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == allowed
