@@ -246,6 +246,7 @@ async def test_what_is_just_within_the_limits_is_answered(
             headers=case.headers,
         )
         assert answer.status_code == case.status, answer.text
+        assert answer.headers["x-request-id"]
 
 
 async def test_a_chat_works_from_its_first_moment_though_the_projector_stands_still(
@@ -274,6 +275,7 @@ async def test_a_chat_works_from_its_first_moment_though_the_projector_stands_st
         await eventually_async(stored, within_s=30, what="the store tells the same")
 
 
+@pytest.mark.timeout(300)
 async def test_a_home_keeps_its_partitions_and_starts_again_with_all_its_poison(
     running: RunningSystem,
 ) -> None:
