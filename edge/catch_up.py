@@ -75,9 +75,14 @@ class CatchUp:
             return held
         address = run_address(run_id)
         if self._runs.knows(address):
-            return await self._first_record(self._runs.expect(run_id), wait_s)
-        past = await self._history.run(run_id)
-        concluded = past if past is not None and _has_ended(past) else None
+            try:
+                return await self._first_record(self._runs.expect(run_id), wait_s)
+            except RunUnknown:
+                # Its topic may have been made anew, with other offsets: then history alone knows of it.
+                if (concluded := await self._concluded(run_id)) is None:
+                    raise
+                return PastRun(run=concluded)
+        concluded = await self._concluded(run_id)
         if address.epoch != self._runs.epoch or address.partition not in self._runs.positions:
             if concluded is None:
                 raise RunUnknown(run_id)
@@ -92,9 +97,15 @@ class CatchUp:
             if concluded is None:
                 raise RunUnknown(run_id) from None
             return PastRun(run=concluded)
-        if found is None:
+        if found is not None:
+            return found
+        if concluded is None:
             raise RunUnknown(run_id)
-        return found
+        return PastRun(run=concluded)
+
+    async def _concluded(self, run_id: str) -> Run | None:
+        past = await self._history.run(run_id)
+        return past if past is not None and _has_ended(past) else None
 
     @asynccontextmanager
     async def _turn(self, run_id: str) -> AsyncIterator[None]:
