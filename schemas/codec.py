@@ -15,6 +15,7 @@ from schemas.events import Event
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     IdempotencyKeyBound,
+    LadderKept,
     LimitsKept,
     RunKnown,
 )
@@ -59,6 +60,7 @@ SCHEMA_OF: Final[dict[type[Event], int]] = dict.fromkeys(
         RunKnown,
         IdempotencyKeyBound,
         LimitsKept,
+        LadderKept,
         PromptAdmitted,
         PromptRefused,
         QuotaReserved,

@@ -14,6 +14,10 @@ class Tier(StrEnum):
     TEAM = "team"
 
 
+PAID_TIERS: Final = frozenset({Tier.PLUS, Tier.TEAM})
+"""Under pressure the others feel each step before these."""
+
+
 class Lane(StrEnum):
     """The queue of a generation request. Admission fixes it; nobody chooses again."""
 

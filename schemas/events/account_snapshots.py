@@ -1,7 +1,7 @@
 """chat.account-snapshots (compacted): where the account fold stood, so that a new owner need not fold from zero.
 
 Kinds of row, told apart by their key: an account's state, a run id already decided, an idempotency key already bound, and the
-partition's versions of the limits. Per key the row with the highest source offset counts, not the one written last.
+partition's versions of the limits and of the ladder's level. Per key the row with the highest source offset counts, not the one written last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from schemas.events.accounts import LimitsChanged
 
 
 class OpenReservation(Part, frozen=True, kw_only=True):
-    """Tokens held for one admitted run until its usage is measured. `ended`: its concurrency slot is free already."""
+    """Tokens held for one admitted run until its usage is measured. `ended`: its concurrency slot is free already.
+
+    `queued_ms` is the append time of its prompt. `seat_window`: the window in which its seat's use counts it; empty: in none.
+    """
 
     run_id: str
     chat_id: str
@@ -21,6 +24,12 @@ class OpenReservation(Part, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     ended: bool = False
+    assistant_message_id: str = ""
+    after_run_id: str | None = None
+    queued_ms: int = 0
+    deadline_ms: int = 0
+    seat_id: str | None = None
+    seat_window: str = ""
 
 
 class WindowUse(Part, frozen=True, kw_only=True):
@@ -31,6 +40,21 @@ class WindowUse(Part, frozen=True, kw_only=True):
     reserved: int
 
 
+class SeatUse(Part, frozen=True, kw_only=True, array_like=True):
+    """Tokens of one seat in the account's newest window with seats. Written as an array: a team may have thousands."""
+
+    seat_id: str
+    settled: int
+    reserved: int
+
+
+class RateBucket(Part, frozen=True, kw_only=True):
+    """What was in a token bucket at `at_ms`, in 60,000ths, so that a flow per minute adds whole numbers each millisecond."""
+
+    level: int
+    at_ms: int
+
+
 class AccountSnapshot(Event, frozen=True, kw_only=True):
     """An account as it was after the source record at `applied_offset`."""
 
@@ -38,6 +62,10 @@ class AccountSnapshot(Event, frozen=True, kw_only=True):
     applied_offset: int
     windows: tuple[WindowUse, ...] = ()
     open: tuple[OpenReservation, ...] = ()
+    requests: RateBucket | None = None
+    tokens: RateBucket | None = None
+    seats_window: str = ""
+    seats: tuple[SeatUse, ...] = ()
 
 
 class RunKnown(Event, frozen=True, kw_only=True):
@@ -74,4 +102,19 @@ class LimitsKept(Event, frozen=True, kw_only=True):
     versions: tuple[LimitsVersion, ...]
 
 
-AccountSnapshotEvent = AccountSnapshot | RunKnown | IdempotencyKeyBound | LimitsKept
+class LadderMoved(Part, frozen=True, kw_only=True):
+    """The prompt at `source_offset`, appended at `moved_ms`, and all above it are judged at `level`."""
+
+    source_offset: int
+    level: int
+    moved_ms: int
+
+
+class LadderKept(Event, frozen=True, kw_only=True):
+    """The newest moves of the ladder's level in one partition, oldest first."""
+
+    source_offset: int
+    moves: tuple[LadderMoved, ...]
+
+
+AccountSnapshotEvent = AccountSnapshot | RunKnown | IdempotencyKeyBound | LimitsKept | LadderKept
