@@ -1,7 +1,8 @@
 """chat.account-snapshots (compacted): where the account fold stood, so that a new owner need not fold from zero.
 
 Kinds of row, told apart by their key: an account's state, a run id already decided, an idempotency key already bound, and the
-partition's versions of the limits and of the ladder's level. Per key the row with the highest source offset counts, not the one written last.
+partition's versions of the limits and moves of the ladder. Per key the row with the highest source offset counts, not the one
+written last.
 """
 
 from __future__ import annotations

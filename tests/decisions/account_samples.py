@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from processors.decisions.account import AccountInput, Command
+from processors.decisions.account_state import AccountInput, Command
 from schemas.events.accounts import (
     LaneWait,
     LimitsChanged,

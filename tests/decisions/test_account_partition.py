@@ -15,7 +15,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from processors.decisions.account import AccountOutput, output_id, snapshot
 from processors.decisions.account_partition import (
     LIMITS_VERSIONS_MAX,
     AccountPartition,
@@ -23,11 +22,13 @@ from processors.decisions.account_partition import (
     limits_below,
     plan_save,
 )
+from processors.decisions.account_state import AccountOutput, output_id, snapshot
 from processors.decisions.known_ids import KNOWN_MS_MAX
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     AccountSnapshotEvent,
     IdempotencyKeyBound,
+    LadderKept,
     LimitsKept,
     RunKnown,
 )
@@ -100,9 +101,8 @@ class Partition(RuleBasedStateMachine):
         self.log.append(record)
         decided = take(self.oracle, record)
         self.check_decision(record, decided)
-        if decided.command is not None:
-            for output in decided.outputs:
-                self.expected[output_id(decided.command, output)] = output
+        for output in decided.outputs:
+            self.expected[output_id(decided.event_id, output)] = output
 
     def check_decision(self, record: Record, decided: Decided) -> None:
         event = record.event
@@ -205,8 +205,7 @@ class Partition(RuleBasedStateMachine):
         upto = min(process.delivered + count, len(process.in_flight))
         for decided in list(process.in_flight)[process.delivered : upto]:
             for output in decided.outputs:
-                assert decided.command is not None
-                name = output_id(decided.command, output)
+                name = output_id(decided.event_id, output)
                 assert self.expected[name] == output, "decided otherwise than the undisturbed fold"
                 self.outputs[name] = output
         process.delivered = upto
@@ -332,6 +331,8 @@ def row_key(row: AccountSnapshotEvent) -> object:
             return ("key", row.account_id, row.idempotency_key, row.source_offset)
         case LimitsKept():
             return "limits"
+        case LadderKept():
+            return "ladder"
 
 
 Partition.TestCase.settings = settings(
