@@ -17,6 +17,7 @@ from edge.state import EdgeState, caller_of, random_id, state_of, wait_for_store
 from edge.token_counts import count_prompt
 from edge.views import chat_json
 from infra.history import BadCursor, Chat
+from infra.log.span_reader import SpanFailed
 from producers.log_writer import Appended, AppendFailed
 from schemas.events.chats import ChatCreated, ChatDeleted, ChatEvent, ChatRenamed
 from schemas.events.tokens import RunCancelled
@@ -57,6 +58,7 @@ async def create_chat(request: Request) -> Response:
             current_leaf=None,
             deleted=False,
         )
+        edge.chats.changed(chat, appended)
     return json_answer(
         chat_json(chat, current_leaf=chat.current_leaf),
         status=201,
@@ -68,15 +70,25 @@ async def list_chats(request: Request) -> Response:
     """GET /v1/chats"""
     edge, caller = state_of(request), caller_of(request)
     limit = read_limit(request.query_params.get("limit"))
+    cursor = request.query_params.get("cursor")
     try:
-        page = await edge.history.chats(
-            caller.account_id, cursor=request.query_params.get("cursor"), limit=limit
-        )
+        page = await edge.history.chats(caller.account_id, cursor=cursor, limit=limit)
     except BadCursor:
         raise invalid(
             "cursor is not one of this listing.", param="cursor", code="invalid_cursor"
         ) from None
-    data = [chat_json(chat, current_leaf=await current_leaf(edge, chat)) for chat in page.rows]
+    chats = [await edge.chats.lay_over(chat) for chat in page.rows]
+    if cursor is None and page.next_cursor is None:
+        # What the store lacks rides on a listing of one page; a longer one has it once the store has.
+        chats = [*chats, *await edge.chats.unlisted(caller.account_id)]
+        chats = sorted(chats, key=lambda chat: (chat.updated_ms, chat.chat_id), reverse=True)[
+            :limit
+        ]
+    data = [
+        chat_json(chat, current_leaf=await current_leaf(edge, chat))
+        for chat in chats
+        if not chat.deleted
+    ]
     return json_answer({"data": data, "next_cursor": page.next_cursor})
 
 
@@ -95,8 +107,8 @@ async def rename_chat(request: Request) -> Response:
     edge.refuse_when_full()
     renamed = ChatRenamed(chat_id=chat.chat_id, account_id=caller.account_id, title=title)
     event_id = derived_event_id(random_id().hex(), "ChatRenamed")
-    await _projected(edge, await _append(edge, renamed, event_id))
-    chat = await edge.history.chat(chat.chat_id) or chat
+    await _shown(edge, replace(chat, title=title), await _append(edge, renamed, event_id))
+    chat = await edge.chats.read(chat.chat_id) or chat
     return json_answer(chat_json(chat, current_leaf=await current_leaf(edge, chat)))
 
 
@@ -113,18 +125,44 @@ async def delete_chat(request: Request) -> Response:
                 RunCancelled(run_id=run.run_id, reason=CancelReason.USER),
                 event_id=derived_event_id(run.run_id, "RunCancelled chat deleted"),
             )
-    await _projected(edge, appended)
+    await _shown(edge, replace(chat, deleted=True), appended)
     return Response(status_code=204)
 
 
 async def chat_of(edge: EdgeState, caller: Caller, chat_id: str) -> Chat:
-    """The caller's chat; waits a moment for one whose creation the store does not have yet. Raises Refused (404)."""
+    """The caller's chat; waits a moment for one whose creation the store does not have yet.
+
+    Raises Refused: 404, or 503 where the store has not read so far that it could know.
+    """
     if not edge.owns_chat(chat_id, caller):
         raise not_found("chat")
-    chat = await wait_for_store(lambda: edge.history.chat(chat_id))
+    chat = await edge.chats.read(chat_id) or await _awaited(edge, chat_id)
     if chat is None or chat.deleted or chat.account_id != caller.account_id:
         raise not_found("chat")
     return chat
+
+
+async def _awaited(edge: EdgeState, chat_id: str) -> Chat | None:
+    """A chat whose id is ours and that the store does not know: another edge may have made it just now. Raises Refused (503)."""
+    partition = partition_for_key(chat_id, edge.partitions)
+    try:
+        end = (await edge.reader.bounds(CHATS, [partition]))[partition].end
+    except SpanFailed:
+        raise history_behind() from None
+
+    async def look() -> Chat | bool | None:
+        through = await edge.history.projected(CHATS.name, partition) >= end
+        return await edge.history.chat(chat_id) or through or None
+
+    found = await wait_for_store(look)
+    if found is None:
+        raise history_behind()
+    return found if isinstance(found, Chat) else None
+
+
+def history_behind() -> Refused:
+    """503: what is asked for may be on the log, and the store does not have it yet."""
+    return unavailable("The store is behind; come back in a moment.", code="history_behind")
 
 
 async def current_leaf(edge: EdgeState, chat: Chat) -> str | None:
@@ -135,8 +173,8 @@ async def current_leaf(edge: EdgeState, chat: Chat) -> str | None:
     partition = partition_for_key(chat.chat_id, edge.partitions)
     if not await edge.gap.closed(partition):
         if not await wait_for_store(lambda: _closed(edge, partition)):
-            raise unavailable("The store is behind; come back in a moment.", code="history_behind")
-        chat = await edge.history.chat(chat.chat_id) or chat
+            raise history_behind()
+        chat = await edge.chats.read(chat.chat_id) or chat
     runs = edge.runs.runs_of_chat(chat.chat_id)
     queued = runs[-1].transcript.state.queued if runs else None
     if queued is None or queued.assistant_message_id == chat.current_leaf:
@@ -189,11 +227,12 @@ async def _append(edge: EdgeState, event: ChatEvent, event_id: str) -> Appended:
         ) from None
 
 
-async def _projected(edge: EdgeState, appended: Appended) -> None:
-    """Wait a moment until the store has it: a client sees its own writes."""
+async def _shown(edge: EdgeState, chat: Chat, appended: Appended) -> None:
+    """Wait a moment until the store has the change, else keep it here: a client sees its own writes."""
 
     async def look() -> bool | None:
         reached = await edge.history.projected(CHATS.name, appended.partition)
         return True if reached > appended.offset else None
 
-    await wait_for_store(look)
+    if not await wait_for_store(look):
+        edge.chats.changed(chat, appended)

@@ -13,7 +13,7 @@ from edge.bodies import read_json
 from edge.branch_reads import read_branch
 from edge.catch_up import PastRun
 from edge.chat_routes import chat_of, check_model, current_leaf, rate_limit_headers
-from edge.decisions.problems import SERVER, Problem, Refused, not_found, unavailable
+from edge.decisions.problems import DRAINING, SERVER, Problem, Refused, not_found
 from edge.decisions.refusals import CONTEXT_TOO_LONG
 from edge.decisions.requests import (
     NewMessage,
@@ -98,11 +98,7 @@ async def _finished(edge: EdgeState, run: LiveRun | PastRun) -> Message:
         return stored
     while not run.transcript.state.ended:
         if edge.streams.draining:
-            raise unavailable(
-                "This server is going away; the run goes on.",
-                code="draining",
-                extra={"run_id": run.run_id},
-            )
+            raise Refused(replace(DRAINING, extra={"run_id": run.run_id}))  # The run goes on.
         await run.changed()
     state = run.transcript.state
     _refuse_failed(state.status, run.run_id)

@@ -5,6 +5,7 @@ Pure ASGI: a middleware that wraps the body stream would buffer it and double it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -14,7 +15,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.answers import problem_answer
-from edge.decisions.problems import SERVER, Problem
+from edge.decisions.problems import DRAINING, SERVER, Problem
 from edge.metrics import Metrics
 
 REQUEST_ID_PATTERN: Final = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
@@ -50,6 +51,11 @@ class Rim:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # The server has waited long enough for this request and ends.
+            if not started:
+                await problem_answer(DRAINING)(scope, receive, send_with_id)
+            raise
         except Exception as error:  # noqa: BLE001 - the rim: whatever it is, it becomes one answer
             # The kind and the place, never the message: it may quote what a user wrote.
             place = traceback.extract_tb(error.__traceback__)[-1]

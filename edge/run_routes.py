@@ -170,7 +170,7 @@ async def _find(
     wait_s: float = FIRST_RECORD_WAIT_S_MAX,
 ) -> LiveRun | PastRun:
     """The run, or the one that it was redirected to. Raises Refused."""
-    chat = await edge.history.chat(chat_id)
+    chat = await edge.chats.read(chat_id)
     if chat is not None and (chat.deleted or chat.account_id != caller.account_id):
         raise not_found("chat")
     for _ in range(REDIRECTS_MAX):

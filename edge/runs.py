@@ -174,9 +174,8 @@ class RunTable:
             event: TokenEvent = record.envelope.event  # type: ignore[assignment]
             if isinstance(event, PartitionTick):
                 continue
-            pending = self._loading.get(event.run_id)
-            if pending is not None:
-                pending.append(record)
+            if self._loading and event.run_id in self._loading:
+                self._loading[event.run_id].append(record)
                 continue
             run = self._runs.get(event.run_id) or self._first_seen(event.run_id, record.partition)
             if run is None:
@@ -186,7 +185,8 @@ class RunTable:
             if run.transcript.state is before:
                 continue  # Not accepted.
             if run.sinks:
-                turns.setdefault(run, []).extend(shown)
+                turn = turns.get(run)
+                turns[run] = [*turn, *shown] if turn else list(shown)
                 self.last_shown_ms = record.appended_ms
             if not (len(shown) == 1 and type(shown[0]) is DeltaShown):
                 self._turned(run, queued_now=isinstance(event, RunQueued))

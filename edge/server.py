@@ -28,6 +28,7 @@ from edge.catch_up import CatchUp
 from edge.direct_writer import EdgeProtocol, missing_names
 from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
+from edge.own_chats import OwnChats
 from edge.runs import RunTable
 from edge.soft_views import Accounts, BrokerClock, Workers
 from edge.start_gap import StartGap
@@ -141,6 +142,7 @@ async def open_edge(
             appends=appends,
             reader=reader,
             history=history,
+            chats=OwnChats(history),
             runs=runs,
             catch_up=CatchUp(runs=runs, reader=reader, history=history),
             workers=workers,

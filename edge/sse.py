@@ -32,17 +32,17 @@ HEADERS: Final = (
 
 def frame(run_id: str, digest: str, shown: Shown) -> bytes:
     """The event as it goes over the wire, up to and including its blank line."""
+    cursor = write_cursor(digest, shown.position).encode()
     match shown:
         case DeltaShown():
-            name = b"message.delta"
-            data: dict[str, object] = {
-                "text": shown.text,
-                "index": shown.index,
-                "count": shown.count,
-            }
+            # Nearly all events: no intermediate names.
+            return b"event: message.delta\nid: %b\ndata: %b\n\n" % (
+                cursor,
+                orjson.dumps({"text": shown.text, "index": shown.index, "count": shown.count}),
+            )
         case QueuedShown(queued=queued):
             name = b"run.queued"
-            data = {
+            data: dict[str, object] = {
                 "run_id": run_id,
                 "chat_id": queued.chat_id,
                 "message_id": queued.assistant_message_id,
@@ -67,5 +67,4 @@ def frame(run_id: str, digest: str, shown: Shown) -> bytes:
             }
         case _:
             assert_never(shown)
-    cursor = write_cursor(digest, shown.position).encode()
     return b"event: %b\nid: %b\ndata: %b\n\n" % (name, cursor, orjson.dumps(data))

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from edge.appends import Appends
 from edge.auth import Caller, authenticate
 from edge.catch_up import CatchUp
-from edge.decisions.problems import unavailable
+from edge.decisions.problems import DRAINING, Refused, unavailable
 from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
+from edge.own_chats import OwnChats
 from edge.runs import RunTable
 from edge.soft_views import Accounts, BrokerClock, Workers
 from edge.start_gap import StartGap
@@ -51,6 +52,7 @@ class EdgeState:
     appends: Appends
     reader: SpanReader
     history: History
+    chats: OwnChats
     runs: RunTable
     catch_up: CatchUp
     workers: Workers
@@ -91,10 +93,14 @@ class EdgeState:
                 "There is too little disk space to take this.", code="storage_low", retry_after_s=30
             )
 
+    def refuse_when_draining(self) -> None:
+        """Refuse what could not be finished any more. Raises Refused (503)."""
+        if self.streams.draining:
+            raise Refused(DRAINING)
+
     def refuse_when_late(self) -> None:
         """Refuse new streams rather than serve all of them late. Raises Refused (503)."""
-        if self.streams.draining:
-            raise unavailable("This server is going away.", code="draining")
+        self.refuse_when_draining()
         late = self.lag.too_late
         if late or len(self.streams.open) >= STREAMS_MAX or self.runs.held >= HELD_RUNS_MAX:
             # Jittered, so that those who are refused together do not come back together.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from edge.auth import Caller
 from edge.catch_up import PastRun, RunUnknown
-from edge.decisions.problems import Refused, unavailable, unprocessable
+from edge.decisions.problems import DRAINING, Refused, unavailable, unprocessable
 from edge.decisions.refusals import IDEMPOTENCY_CONFLICT, refusal_problem
 from edge.decisions.requests import NewMessage
 from edge.runs import LiveRun
@@ -29,8 +29,8 @@ from schemas.topics import ACCOUNTS, TOKENS
 from schemas.vocabulary import CancelReason
 
 DECISION_WAIT_S_MAX: Final = 10.0
-DRAIN_WAIT_S_MAX: Final = 1.0
-"""How much longer a draining edge waits for decisions that are under way."""
+DRAIN_WAIT_S_MAX: Final = 0.5
+"""How much longer a draining edge waits for decisions that are under way: with the give-up, less than the server's patience."""
 REDIRECT_WAIT_S_MAX: Final = 2.0
 GIVE_UP_WAIT_MS_MAX: Final = 1_000
 
@@ -54,8 +54,9 @@ class Submission:
 async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     """Append the prompt and wait for the decision: the admitted run, perhaps another one that the key was bound to.
 
-    Raises Refused with admission's refusal, or 503 `admission_timeout`.
+    Raises Refused with admission's refusal, 503 `admission_timeout`, or 503 `draining` where this edge ends first.
     """
+    edge.refuse_when_draining()  # Nothing is appended that nobody here would see decided.
     run = _mint(edge, submission)
     prompt = _prompt(edge, submission, run.run_id)
     clock = asyncio.get_running_loop().time
@@ -73,6 +74,8 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     if not await _decision(edge, run, wait_s=DECISION_WAIT_S_MAX - (clock() - sent_at)):
         if submission.idempotency_key is None:
             await give_up(edge, run.run_id)
+        if edge.streams.draining:
+            raise Refused(replace(DRAINING, extra={"run_id": run.run_id}))
         raise unavailable(
             "The message was not decided on in time.",
             code="admission_timeout",

@@ -110,3 +110,12 @@ def unavailable(
             extra=extra or {},
         )
     )
+
+
+DRAINING: Final = Problem(
+    status=503,
+    type=SERVER,
+    code="draining",
+    message="This server is going away; ask again, and another one answers.",
+    headers={"retry-after": "1"},
+)

@@ -9,7 +9,8 @@ A run is unknown, then open (reserved; perhaps *ended* already, as far as an edg
   Q2  The prompt's `ended_runs` free their concurrency slots at once, whatever is decided next. A set, never a counter. Their
       tokens stay reserved until they are measured. A run that this fold cancels has ended as well.
   Q3  Run known: nothing new.
-  Q4 to Q14  are the judgement of the prompt itself, in `admission.py`.
+  Q4  Idempotency key bound: redirected to its run where the fingerprint is the same, else a conflict.
+  Q5 to Q14  are the judgement of a new prompt, in `admission.py`.
   Q15 Measured use settles its open run, once, in the window of the reservation, for the account and its seat, and releases the rest; what
       flows back into the bucket of tokens is the same. Of any other run: nothing.
   Q16 Where new limits lie below what is open, runs are cancelled for it, the newest first, until what is left fits: tokens of their
@@ -118,18 +119,28 @@ def decide(
     """What the record brings about, in the order in which it is sent."""
     match command.event:
         case PromptSubmitted() as prompt:
-            if facts.run_known:
-                return []  # Q3
-            if (bound := facts.binding) is not None:  # Q4
-                to = bound.run_id if bound.fingerprint == prompt.fingerprint else None
-                return [
-                    RunRedirected(run_id=prompt.run_id, account_id=prompt.account_id, to_run_id=to),
-                ]
-            return decide_prompt(account, command, prompt, limits, level)
+            return _decide_prompt(account, command, prompt, facts, limits, level=level)
         case UsageMeasured() as usage:
             return _decide_usage(account, usage)
         case _:
             assert_never(command.event)
+
+
+def _decide_prompt(
+    account: AccountState,
+    command: Command,
+    prompt: PromptSubmitted,
+    facts: Facts,
+    limits: LimitsChanged | None,
+    *,
+    level: int,
+) -> list[AccountOutput]:
+    if facts.run_known:
+        return []  # Q3
+    if (bound := facts.binding) is not None:  # Q4
+        to = bound.run_id if bound.fingerprint == prompt.fingerprint else None
+        return [RunRedirected(run_id=prompt.run_id, account_id=prompt.account_id, to_run_id=to)]
+    return decide_prompt(account, command, prompt, limits, level)
 
 
 def _decide_usage(account: AccountState, usage: UsageMeasured) -> list[AccountOutput]:

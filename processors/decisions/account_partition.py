@@ -7,8 +7,9 @@ Rules (cited by assertions and tests):
       are sent, and its snapshots before a source record is. A snapshot is the account as it was at that offset.
   S3  Of the snapshots of one account the one with the highest applied offset counts, not the last written: a zombie may have written an
       older one later. Where they differ, the right one is written again, before compaction can drop it.
-  S4  The same limits again are no new version. New ones are held against every account with open runs (Q16), also when the record
-      comes again after a crash: an account that was saved beyond it has had its cancels delivered.
+  S4  The same limits again are no new version, and neither is a copy of a record whose version is kept: part of a topic that is
+      appended again must not bring an old policy back. New ones are held against every account with open runs (Q16), also when the
+      record comes again after a crash: an account that was saved beyond it has had its cancels delivered.
   S5  The ladder's level (rules L1 to L4) follows from the partition's prompts. Its moves are kept by offset (LADDER_MOVES_MAX of them), so
       a record that is decided again is judged at the level it was judged at first.
 """
@@ -169,19 +170,9 @@ class AccountPartition:
                 assert_never(event)
 
     def _take_limits(self, offset: int, event_id: str, event: LimitsChanged) -> Decided:
-        """S4."""
-        newest = self._limits[-1] if self._limits else None
-        if newest is not None and newest.source_offset >= offset:
-            seen = next((each for each in self._limits if each.source_offset == offset), None)
-            rows: tuple[Row, ...] = ()
-        elif newest is not None and newest.limits.version == event.version:
-            seen, rows = None, ()
-        else:
-            seen = LimitsVersion(source_offset=offset, limits=event)
-            self._limits = (*self._limits, seen)[-LIMITS_VERSIONS_MAX:]
-            rows = (self._limits_row(self._limits),)
-        if seen is None:
-            return Decided(offset=offset)
+        rows = self._new_limits(offset, event_id, event)
+        if not any(version.source_offset == offset for version in self._limits):
+            return Decided(offset=offset)  # S4
         changed: list[AccountState] = []
         outputs: list[AccountOutput] = []
         for account in [each for each in self._accounts.values() if each.open]:
@@ -197,6 +188,21 @@ class AccountPartition:
             rows=rows,
             accounts=tuple(changed),
         )
+
+    def _new_limits(
+        self, offset: int, event_id: str, event: LimitsChanged
+    ) -> tuple[LimitsKept, ...]:
+        """S4. Take the version in, if it is one; the row to save for it."""
+        newest = self._limits[-1] if self._limits else None
+        if newest is not None and (
+            newest.source_offset >= offset or newest.limits.version == event.version
+        ):
+            return ()
+        if any(version.event_id == event_id for version in self._limits):
+            return ()
+        version = LimitsVersion(source_offset=offset, limits=event, event_id=event_id)
+        self._limits = (*self._limits, version)[-LIMITS_VERSIONS_MAX:]
+        return (self._limits_row(self._limits),)
 
     def _take_command(self, command: Command) -> Decided:
         limits = limits_below(self._limits, command.offset)

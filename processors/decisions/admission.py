@@ -1,8 +1,7 @@
 """Whether a prompt is answered: the judgement of one PromptSubmitted, in the order that the protocol fixes.
 
-The rules go on from those of `account.py` (Q1 to Q3 and the settlement are there):
+The rules go on from those of `account.py` (Q1 to Q4 and the settlement are there):
 
-  Q4  Idempotency key bound: redirected to its run where the fingerprint is the same, else a conflict.
   Q5  No limits known in this partition yet: refused as overloaded. A tier without limits: refused, model_not_allowed.
   Q6  Runs of the same chat are open and have not ended. `reject`: refused, run_in_progress. `enqueue`: the prompt waits behind the newest
       of them, of which at most `enqueued_runs_max` may wait. `interrupt`: if it is admitted, all of them are cancelled first, those that

@@ -90,10 +90,11 @@ class IdempotencyKeyBound(Event, frozen=True, kw_only=True):
 
 
 class LimitsVersion(Part, frozen=True, kw_only=True):
-    """Limits that hold for records above `source_offset`."""
+    """Limits that hold for records above `source_offset`. `event_id` is their record's, so that a copy of it is known ("": unknown)."""
 
     source_offset: int
     limits: LimitsChanged
+    event_id: str = ""
 
 
 class LimitsKept(Event, frozen=True, kw_only=True):

@@ -1,0 +1,154 @@
+"""Tokens of the command, and what an edge believes of the rest of the system."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edge.auth import authenticate, mint_token
+from edge.decisions.problems import Refused
+from edge.soft_views import Accounts, BrokerClock, Workers
+from infra.command.main import app
+from infra.secrets import load_secrets
+from schemas.events.account_snapshots import (
+    AccountSnapshot,
+    LimitsKept,
+    LimitsVersion,
+    WindowUse,
+)
+from schemas.events.accounts import LimitsChanged, TierLimits
+from schemas.events.workers import WorkerLoadReported
+from schemas.vocabulary import Tier
+
+NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
+
+
+def test_the_command_prints_a_token_that_the_edge_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNLOG_HOME", str(tmp_path))
+    made = CliRunner().invoke(
+        app, ["token", "--account", "anna", "--tier", "team", "--seat", "s-1"]
+    )
+    assert made.exit_code == 0
+    assert made.stdout.count("\n") == 1
+    caller = authenticate(f"Bearer {made.stdout.strip()}", key=load_secrets(tmp_path).token_key)
+    assert (caller.account_id, caller.seat_id, caller.tier) == ("anna", "s-1", Tier.TEAM)
+
+
+@pytest.mark.parametrize("account", ["", "a b", "ä", "-a", "a" * 65, "a/b"])
+def test_a_name_that_no_account_can_have_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: str
+) -> None:
+    monkeypatch.setenv("TURNLOG_HOME", str(tmp_path))
+    refused = CliRunner().invoke(app, ["token", f"--account={account}", "--tier", "plus"])
+    assert refused.exit_code == 2
+    assert refused.stdout == ""
+
+
+def test_the_scheme_is_read_in_any_case_and_the_key_counts() -> None:
+    token = mint_token(key=b"k" * 32, account_id="a", tier=Tier.FREE, ttl=timedelta(minutes=1))
+    assert authenticate(f"bearer  {token}", key=b"k" * 32).account_id == "a"
+    with pytest.raises(Refused):
+        authenticate(f"Bearer {token}", key=b"j" * 32)
+
+
+class Hands:
+    """Clocks that the test moves."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.clock = BrokerClock(monotonic=lambda: self.at, wall=lambda: 0.0)
+
+
+def test_the_brokers_clock_moves_on_from_its_newest_stamp_and_never_back() -> None:
+    hands = Hands()
+    hands.clock.saw(NOON)
+    hands.at = 2.0
+    assert hands.clock.now_ms() == NOON + 2_000
+    hands.clock.saw(NOON + 500)
+    assert hands.clock.now_ms() == NOON + 2_000
+    hands.clock.saw(NOON + 9_000)
+    assert hands.clock.now_ms() == NOON + 9_000
+
+
+def _limits(tokens: int) -> LimitsChanged:
+    tier = TierLimits(
+        tokens_per_window=tokens,
+        window="day",
+        open_runs_max=1,
+        models=("m",),
+        input_tokens_max=10,
+        output_tokens_max=10,
+        run_deadline_ms=1_000,
+        queue_wait_ms_max=1_000,
+    )
+    return LimitsChanged(version=str(tokens), tiers=dict.fromkeys(Tier, tier), changed_by="test")
+
+
+def _row(offset: int, settled: int) -> AccountSnapshot:
+    use = WindowUse(window="2026-01-01", settled=settled, reserved=0)
+    return AccountSnapshot(account_id="a", applied_offset=offset, windows=(use,))
+
+
+def test_the_row_with_the_highest_applied_offset_counts_in_whatever_order_rows_come() -> None:
+    hands = Hands()
+    hands.clock.saw(NOON)
+    accounts = Accounts(hands.clock)
+    assert accounts.quota("a", Tier.FREE) is None
+    versions = tuple(
+        LimitsVersion(source_offset=offset, limits=_limits(tokens))
+        for offset, tokens in ((1, 50), (9, 100))
+    )
+    accounts.note(LimitsKept(source_offset=9, versions=versions), NOON)
+    for row in (_row(3, 30), _row(7, 70), _row(5, 50)):
+        accounts.note(row, NOON)
+    view = accounts.quota("a", Tier.FREE)
+    assert view is not None
+    assert (view.limit, view.settled, view.remaining) == (100, 70, 30)
+    unused = accounts.quota("b", Tier.FREE)
+    assert unused is not None
+    assert unused.remaining == 100
+
+
+def test_an_older_policy_read_later_changes_nothing() -> None:
+    accounts = Accounts(Hands().clock)
+    for tokens, at in ((100, NOON), (50, NOON - 1)):
+        version = LimitsVersion(source_offset=1, limits=_limits(tokens))
+        accounts.note(LimitsKept(source_offset=1, versions=(version,)), at)
+    limits = accounts.tier(Tier.PLUS)
+    assert limits is not None
+    assert limits.tokens_per_window == 100
+
+
+def test_what_was_sent_counts_until_the_next_report() -> None:
+    hands = Hands()
+    hands.clock.saw(NOON)
+    workers = Workers(hands.clock)
+
+    def report() -> WorkerLoadReported:
+        return WorkerLoadReported(
+            worker_id="w",
+            model="m",
+            epoch=1,
+            slots=2,
+            busy=0,
+            queued_requests=0,
+            queued_tokens=0,
+            prefill_tokens_per_s=100,
+            decode_tokens_per_s=100,
+            partitions=tuple(range(12)),
+        )
+
+    workers.note(report(), NOON)
+    assert {wait.wait_ms for wait in workers.load(["m"]).waits} == {0}
+    for _ in range(4):
+        workers.place("chat_x", partitions=12, models=["m"], draws=(0, 1))
+    assert min(wait.wait_ms for wait in workers.load(["m"]).waits) > 0
+    workers.note(report(), NOON)
+    assert {wait.wait_ms for wait in workers.load(["m"]).waits} == {0}
+    hands.at = 60.0
+    assert workers.live() == ()

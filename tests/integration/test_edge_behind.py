@@ -1,0 +1,122 @@
+"""An edge whose store lags behind the log, and an edge that has to go: what it answers then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from schemas.ids import RANDOM_BYTES, mint_chat_id
+from schemas.vocabulary import CancelReason
+from tests.integration.edge_peers import (
+    EdgeProcess,
+    ScriptedPeer,
+    new_chat,
+    parse_events,
+    text_of,
+)
+from tests.integration.waiting import eventually_async
+
+Edges = tuple[EdgeProcess, EdgeProcess]
+
+
+async def test_a_client_sees_its_own_chats_though_the_store_has_nothing_of_them(
+    edges: Edges, peer: ScriptedPeer
+) -> None:
+    async with peer.client(edges[0], "erna") as one, peer.client(edges[1], "erna") as two:
+        old = await new_chat(one, title="old")
+        peer.projecting.clear()
+        made = [await new_chat(one, title=title) for title in ("first", "second")]
+        peer.auto = lambda prompt: peer.answer(prompt, ["taken"])
+        answer = await one.post(f"/v1/chats/{made[0]}/messages", json={"content": "Hi"})
+        assert text_of(parse_events(answer.content)) == "taken"
+        listed = (await one.get(f"/v1/chats/{made[0]}/messages")).json()["data"]
+        assert [message["content"] for message in listed] == ["Hi", "taken"]
+        assert await _titles(one) == ["second", "first", "old"]
+        renamed = await one.patch(f"/v1/chats/{old}", json={"title": "renamed"})
+        assert renamed.json()["title"] == "renamed"
+        assert (await one.delete(f"/v1/chats/{made[1]}")).status_code == 204
+        assert (await one.get(f"/v1/chats/{made[1]}")).status_code == 404
+        assert await _titles(one) == ["renamed", "first"]
+        # Another edge cannot know, and says so: it is no 404, which would be final.
+        for request in (
+            two.get(f"/v1/chats/{made[0]}"),
+            two.post(f"/v1/chats/{made[0]}/messages", json={"content": "Hi"}),
+        ):
+            behind = await request
+            assert behind.status_code == 503
+            assert behind.json()["error"]["code"] == "history_behind"
+            assert behind.headers["retry-after"] == "1"
+        peer.projecting.set()
+
+        async def same() -> bool:
+            return await _titles(one) == await _titles(two) == ["renamed", "first"]
+
+        await eventually_async(same, within_s=10, what="the store tells the same")
+        assert (await two.get(f"/v1/chats/{made[1]}")).status_code == 404
+
+
+async def _titles(client: httpx.AsyncClient) -> list[str]:
+    return [chat["title"] for chat in (await client.get("/v1/chats")).json()["data"]]
+
+
+async def test_an_id_that_was_never_used_is_unknown_where_the_store_is_not_behind(
+    edges: Edges, peer: ScriptedPeer
+) -> None:
+    never = mint_chat_id(key=peer.secrets.id_key, account_id="anna", random=bytes(RANDOM_BYTES))
+    async with peer.client(edges[0]) as client:
+        for request in (
+            client.get(f"/v1/chats/{never}"),
+            client.post(f"/v1/chats/{never}/messages", json={"content": "Hi"}),
+        ):
+            assert (await request).status_code == 404
+
+
+@pytest.fixture
+def leaving(edges: Edges, edge_home: Path, edge_bootstrap: str) -> EdgeProcess:
+    """A third edge, which the test tells to go."""
+    return EdgeProcess(home=edge_home, bootstrap=edge_bootstrap).wait_ready()
+
+
+async def test_an_edge_that_goes_answers_what_waits_for_a_decision_and_cancels_it(
+    leaving: EdgeProcess, peer: ScriptedPeer
+) -> None:
+    async with peer.client(leaving) as client:
+        chat_id = await new_chat(client)
+        path = f"/v1/chats/{chat_id}/messages"
+        asked = [
+            asyncio.ensure_future(client.post(path, json={"content": "Hi"}, headers=headers))
+            for headers in ({}, {"idempotency-key": "stays"})
+        ]
+        prompts = [await peer.next_prompt() for _ in asked]
+        # And one that never says all of what it wants.
+        reader, writer = await asyncio.open_connection("127.0.0.1", leaving.port)
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: {client.headers['authorization']}\r\n"
+            "content-length: 20\r\n\r\n{".encode()
+        )
+        await writer.drain()
+        assert (await client.get("/healthz")).status_code == 200
+        os.kill(leaving.process.pid, signal.SIGTERM)
+        without, with_key = await asyncio.gather(*asked)
+        runs = {prompt.idempotency_key: prompt.run_id for prompt in prompts}
+        for answer, key in ((without, None), (with_key, "stays")):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (503, "draining")
+            assert error["run_id"] == runs[key]
+            assert answer.headers["x-request-id"]
+            assert answer.headers["retry-after"] == "1"
+        cancel = await asyncio.wait_for(peer.cancels.get(), 5)
+        assert (cancel.run_id, cancel.reason) == (runs[None], CancelReason.GAVE_UP)
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"x-request-id: " in head
+        assert json.loads(body)["error"]["code"] == "draining"
+        writer.close()
+        assert await asyncio.to_thread(leaving.end) == 0
+        assert peer.cancels.empty(), "a key is a promise to come back"
