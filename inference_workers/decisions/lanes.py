@@ -4,7 +4,8 @@ What is shared is tokens, not turns: a request claims its prompt and what its an
 and gets back what it did not use. Two levels: lanes share the worker, and the accounts of a lane share the lane.
 
 Laws (cited by assertions and tests; *waits* means: within its lane's look-ahead):
-  K1  Work-conserving: while anybody waits, a free slot takes somebody.
+  K1  Work-conserving: while anybody waits, a free slot takes somebody. The one exception: who is next and does not fit into the
+      engine's memory is waited for, since small ones that slip by would keep a large one waiting for ever.
   K2  Who was started before (a lost attempt, a takeover from another worker) goes first of all, in order of arrival, and is not
       charged twice here: it keeps its place instead of claiming the worker anew. K3 to K5 speak of the others.
   K3  Floor: a lane with a floor that always waits gets at least that share of the tokens, less FLOOR_SLACK_CLAIMS of the largest
@@ -159,10 +160,12 @@ class FairLanes:
             self._remove(placed)
         self._forget_if_idle(placed.claim.lane)
 
-    def take(self) -> str | None:
-        """The run that starts now; it has a slot until `finish` or `put_back`. None: nobody waits (K1)."""
+    def take(self, *, room_tokens: int) -> str | None:
+        """The run that starts now; it has a slot until `finish` or `put_back`. None: nobody waits, or the next does not fit (K1)."""
         if self._resumed:
             placed = min(self._resumed.values(), key=lambda placed: placed.arrival)
+            if placed.claim.tokens > room_tokens:
+                return None
             self._start(placed, _By.PLACE)  # K2
             return placed.claim.run_id
         behind = [lane for lane in self._floors if self._owed(lane) > 0]
@@ -174,6 +177,8 @@ class FairLanes:
                 return None
             lane, by = found, _By.WEIGHT
         placed = self._next_in(lane)
+        if placed.claim.tokens > room_tokens:
+            return None
         self._count_for_floors(placed.claim, by)
         self._start(placed, by)
         return placed.claim.run_id

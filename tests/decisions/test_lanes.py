@@ -22,6 +22,7 @@ from schemas.events.accounts import LaneLimits
 from schemas.vocabulary import Lane
 
 CLAIM_MAX = 2_000
+ROOM = 10**9
 LANES = st.sampled_from(LANES_IN_ORDER)
 
 
@@ -73,7 +74,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule()
     def a_slot_is_free(self) -> None:
-        taken = self.lanes.take()
+        taken = self.lanes.take(room_tokens=ROOM)
         if not self.waiting:
             assert taken is None
             return
@@ -133,7 +134,7 @@ class Anything(RuleBasedStateMachine):
             assert queue.tokens == sum(one.tokens for one in of_lane) >= queue.ahead_tokens
 
     def teardown(self) -> None:
-        while (taken := self.lanes.take()) is not None:
+        while (taken := self.lanes.take(room_tokens=ROOM)) is not None:
             self.lanes.finish(taken, used_tokens=1)
         for run_id in self.held:
             self.lanes.finish(run_id, used_tokens=1)
@@ -185,7 +186,7 @@ class Saturated:
                 self.used[one.account_id] += used
                 self.by_lane[one.lane] += used
                 self.lanes.finish(run_id, used_tokens=used)
-            taken = self.lanes.take()
+            taken = self.lanes.take(room_tokens=ROOM)
             assert taken is not None, "K1"
             one = self._claims.pop(taken)
             self.held[taken] = one
@@ -329,12 +330,12 @@ def test_k3_a_floor_that_was_not_claimed_is_not_saved_up() -> None:
     lanes = FairLanes(DEFAULT_SHARES)
     for number in range(100):
         lanes.wait(claim(number, Lane.TEAM, account="t"))
-        assert lanes.take() == f"run-{number}"
+        assert lanes.take(room_tokens=ROOM) == f"run-{number}"
         lanes.finish(f"run-{number}", used_tokens=100)
     for number in range(100, 120):
         lanes.wait(claim(number, Lane.TEAM, account="t"))
         lanes.wait(claim(1_000 + number, Lane.FREE, account="f"))
-    first = [lanes.take() for _ in range(10)]
+    first = [lanes.take(room_tokens=ROOM) for _ in range(10)]
     free = [run for run in first if run is not None and run.startswith("run-1") and len(run) == 8]
     assert 1 <= len(free) <= 3, "its share from now on, and nothing for the time before"
 
@@ -344,12 +345,12 @@ def test_k6_an_account_that_had_much_is_served_though_new_accounts_come_for_ever
     lanes.wait(claim(0, account="heavy", tokens=30_000))
     for number in range(1, 11):
         lanes.wait(claim(number, account=f"new-{number}"))
-    assert lanes.take() == "run-0"
+    assert lanes.take(room_tokens=ROOM) == "run-0"
     lanes.finish("run-0", used_tokens=30_000)
     lanes.wait(claim(999_999, account="heavy", tokens=30_000))
     for number in range(11, 20_000):
         lanes.wait(claim(number, account=f"new-{number}"))
-        taken = lanes.take()
+        taken = lanes.take(room_tokens=ROOM)
         assert taken is not None
         if taken == "run-999999":
             break
@@ -364,13 +365,13 @@ def test_k2_a_request_that_lost_its_slot_is_the_next_and_is_charged_once() -> No
     lanes = FairLanes(DEFAULT_SHARES)
     lanes.wait(claim(1, account="a", tokens=500))
     lanes.wait(claim(2, account="b", tokens=500))
-    assert lanes.take() == "run-1"
+    assert lanes.take(room_tokens=ROOM) == "run-1"
     lanes.put_back("run-1")
-    assert lanes.take() == "run-1"
+    assert lanes.take(room_tokens=ROOM) == "run-1"
     lanes.finish("run-1", used_tokens=500)
     lanes.wait(claim(3, account="a", tokens=500))
     lanes.wait(claim(4, account="c", tokens=500))
-    order = [lanes.take() for _ in range(3)]
+    order = [lanes.take(room_tokens=ROOM) for _ in range(3)]
     assert order[0] == "run-2"
     had = lanes._lanes[Lane.FREE].account_tags
     assert had["a"] - 500 <= 500, "charged for two requests, not for three attempts"
@@ -381,7 +382,7 @@ def test_k4_background_goes_only_where_nobody_else_waits() -> None:
     lanes.wait(claim(1, Lane.BACKGROUND))
     lanes.wait(claim(2, Lane.FREE))
     lanes.wait(claim(3, Lane.TEAM))
-    taken = [lanes.take() for _ in range(4)]
+    taken = [lanes.take(room_tokens=ROOM) for _ in range(4)]
     assert taken[2:] == ["run-1", None]
 
 
@@ -402,7 +403,19 @@ def test_k7_an_account_behind_anothers_flood_comes_into_sight_as_the_flood_is_se
         lanes.wait(claim(number, account="flood"))
     lanes.wait(claim(99, account="light"))
     order: list[str] = []
-    while (taken := lanes.take()) is not None:
+    while (taken := lanes.take(room_tokens=ROOM)) is not None:
         order.append(taken)
     place = defaultdict(int, {run: at for at, run in enumerate(order)})["run-99"]
     assert place == 17, "as soon as it is among the first four that wait"
+
+
+def test_k1_who_is_next_and_does_not_fit_is_waited_for_and_not_slipped_by() -> None:
+    lanes = FairLanes(DEFAULT_SHARES)
+    lanes.wait(claim(1, account="a", tokens=900))
+    lanes.wait(claim(2, account="b", tokens=10))
+    assert lanes.take(room_tokens=899) is None
+    assert lanes.take(room_tokens=900) == "run-1"
+    lanes.put_back("run-1")
+    assert lanes.take(room_tokens=899) is None
+    assert lanes.take(room_tokens=900) == "run-1"
+    assert lanes.take(room_tokens=10) == "run-2"
