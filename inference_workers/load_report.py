@@ -9,13 +9,17 @@ import bisect
 from collections.abc import Iterable
 from typing import Final
 
-from inference_workers.decisions.request_book import Request
+from inference_workers.decisions.lanes import LaneQueue
 from inference_workers.engine import EngineLoad
-from schemas.events.workers import WorkerLoadReported
+from schemas.events.workers import LaneLoad, WorkerLoadReported
+from schemas.vocabulary import Lane
 
 REPORT_EVERY_S: Final = 1.0
 # How much the last second counts in a rate.
 RATE_WEIGHT: Final = 0.3
+FULL_RATE_WEIGHT_MIN: Final = 0.05
+# How much the last request counts in what requests use.
+USE_WEIGHT: Final = 0.1
 FREED_BOUNDS_MS: Final = (10, 25, 50, 100, 250, 500, 1_000, 5_000)
 
 
@@ -38,15 +42,20 @@ class FreedDelays:
 
 
 class Rates:
-    """Tokens per second as the engine made them, over the seconds in which it made any: what it can do, not what was asked of it."""
+    """Tokens per second as the engine made them, over the seconds in which it made any: what it can do, not what was asked of it.
+
+    `full` is prompt and output together over the seconds in which no slot was free: at that pace a queue becomes shorter.
+    """
 
     def __init__(self) -> None:
         self.prefill = 0.0
         self.decode = 0.0
+        self.full = 0.0
+        self._full_seconds = 0
         self._last: EngineLoad | None = None
 
-    def measure(self, load: EngineLoad, *, elapsed_s: float) -> None:
-        """Another look at the engine's totals, `elapsed_s` after the one before."""
+    def measure(self, load: EngineLoad, *, full: bool, elapsed_s: float) -> None:
+        """Another look at the engine's totals, `elapsed_s` after the one before; `full`: no slot was free in between."""
         last, self._last = self._last, load
         if last is None or elapsed_s <= 0:
             return
@@ -54,6 +63,11 @@ class Rates:
         decoded = (load.generated_tokens_total - last.generated_tokens_total) / elapsed_s
         self.prefill = _moved(self.prefill, prefilled)
         self.decode = _moved(self.decode, decoded)
+        if full:
+            # Prompts count all at once when they start: the mean needs many seconds.
+            self._full_seconds += 1
+            weight = max(FULL_RATE_WEIGHT_MIN, 1 / self._full_seconds)
+            self.full += weight * (prefilled + decoded - self.full)
 
 
 def _moved(rate: float, measured: float) -> float:
@@ -62,9 +76,35 @@ def _moved(rate: float, measured: float) -> float:
     return measured if rate == 0 else rate + RATE_WEIGHT * (measured - rate)
 
 
-def queued_tokens(queued: Iterable[Request]) -> int:
-    """Prompt and granted output of what waits: the work that lies ahead of a request sent now."""
-    return sum(len(r.event.prompt_ids) + r.event.granted_output_tokens for r in queued)
+class LaneUse:
+    """How much requests of each lane use of what they claim (a share of 0 to 1), and how many tokens that is."""
+
+    def __init__(self) -> None:
+        self.share: dict[Lane, float] = {}
+        self.tokens: dict[Lane, float] = {}
+
+    def add(self, lane: Lane, *, claimed: int, used: int) -> None:
+        """One ended; tokens of prompt and output."""
+        share = min(1.0, used / max(1, claimed))
+        self.share[lane] = self.share.get(lane, share) + USE_WEIGHT * (
+            share - self.share.get(lane, share)
+        )
+        self.tokens[lane] = self.tokens.get(lane, used) + USE_WEIGHT * (
+            used - self.tokens.get(lane, used)
+        )
+
+
+def lane_load(lane: Lane, queue: LaneQueue, *, others: list[int], use: LaneUse) -> LaneLoad:
+    """What waits in the lane. `others` are the claims of requests that wait for something else before they may wait for a slot."""
+    return LaneLoad(
+        lane=lane,
+        queued_requests=queue.requests + len(others),
+        queued_tokens=queue.tokens + sum(others),
+        ahead_requests=queue.ahead_requests + len(others),
+        ahead_tokens=queue.ahead_tokens + sum(others),
+        used_percent=round(100 * use.share.get(lane, 0)),
+        used_tokens_mean=round(use.tokens.get(lane, 0)),
+    )
 
 
 def load_report(
@@ -74,8 +114,10 @@ def load_report(
     epoch: int,
     slots: int,
     busy: int,
-    queued: list[Request],
+    lanes: tuple[LaneLoad, ...],
     rates: Rates,
+    kv_tokens: int,
+    kv_tokens_max: int,
     partitions: Iterable[int],
     draining: bool,
 ) -> WorkerLoadReported:
@@ -86,10 +128,14 @@ def load_report(
         epoch=epoch,
         slots=slots,
         busy=busy,
-        queued_requests=len(queued),
-        queued_tokens=queued_tokens(queued),
+        queued_requests=sum(lane.queued_requests for lane in lanes),
+        queued_tokens=sum(lane.queued_tokens for lane in lanes),
         prefill_tokens_per_s=round(rates.prefill, 1),
         decode_tokens_per_s=round(rates.decode, 1),
+        full_tokens_per_s=round(rates.full, 1),
         partitions=tuple(sorted(partitions)),
         draining=draining,
+        lanes=lanes,
+        kv_tokens=kv_tokens,
+        kv_tokens_max=kv_tokens_max,
     )

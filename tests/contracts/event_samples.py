@@ -47,7 +47,7 @@ from schemas.events.tokens import (
     TokensGenerated,
 )
 from schemas.events.usage import UsageSettled
-from schemas.events.workers import WorkerLoadReported
+from schemas.events.workers import LaneLoad, WorkerLoadReported
 from schemas.ids import RunAddress, mint_chat_id, mint_message_id, mint_run_id
 from schemas.topics import (
     ACCOUNT_SNAPSHOTS,
@@ -416,6 +416,20 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             prefill_tokens_per_s=500.0,
             decode_tokens_per_s=80.5,
             partitions=(0, 1, 2),
+            lanes=(
+                LaneLoad(
+                    lane=Lane.PLUS,
+                    queued_requests=1,
+                    queued_tokens=64,
+                    ahead_requests=1,
+                    ahead_tokens=64,
+                    used_percent=40,
+                    used_tokens_mean=25,
+                ),
+            ),
+            full_tokens_per_s=131.5,
+            kv_tokens=700,
+            kv_tokens_max=16_384,
         ),
     ),
 )
