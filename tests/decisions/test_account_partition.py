@@ -270,6 +270,8 @@ class Partition(RuleBasedStateMachine):
     def compact(self) -> None:
         """Within the topic's lag every zombie is gone, and every state was written again."""
         self.zombies = []
+        while self.owner.saving is not None:
+            self.step(self.owner, 1)  # One task saves and writes again: never both at once.
         self.rows.extend(self.owner.state.rows_to_refresh())
         newest = {row_key(row): at for at, row in enumerate(self.rows)}
         self.rows = [self.rows[at] for at in sorted(newest.values())]
