@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 LATENESS_SAMPLED: Final = 8
 """One in so many writes is measured."""
+_QUEUE_BUCKETS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0)
 _WAIT_BUCKETS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -56,6 +58,28 @@ class Metrics:
             "From a record's append time to its write to viewers, by this host's clock (sampled).",
             buckets=_WAIT_BUCKETS,
             registry=registry,
+        )
+        self.wait_error = Histogram(
+            "turnlog_edge_wait_estimate_error_ratio",
+            "How wrong the estimated wait of a run was, relative to its wait (at least 1 s), by lane.",
+            ["lane"],
+            buckets=_ERROR_BUCKETS,
+            registry=registry,
+        )
+        self.wait = Histogram(
+            "turnlog_edge_run_wait_seconds",
+            "From a run's admission to its first attempt, by lane and model.",
+            ["lane", "model"],
+            buckets=_QUEUE_BUCKETS,
+            registry=registry,
+        )
+        self.saturation = Gauge(
+            "turnlog_edge_saturation_seconds",
+            "Time that the workers need for what waits, as this edge sees it.",
+            registry=registry,
+        )
+        self.pressure = Gauge(
+            "turnlog_edge_pressure", "Pressure, 0 (calm) to 4 (shed).", registry=registry
         )
         self.requests = Counter(
             "turnlog_edge_requests_total", "Answers by status.", ["status"], registry=registry

@@ -35,6 +35,7 @@ from edge.start_gap import StartGap
 from edge.state import EdgeState
 from edge.streams import Streams
 from edge.tails import follow_accounts, follow_tokens, follow_workers, open_tail
+from edge.wait_watch import WaitWatch
 from infra.history import History, HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE, open_history
 from infra.log.epoch import topic_epoch
@@ -133,6 +134,8 @@ async def open_edge(
         appends = Appends(writer)
         runs = RunTable(epoch=epoch, starts=token_ends, now=time.monotonic)
         runs.on_written = metrics.written
+        watch = WaitWatch(workers, metrics)
+        runs.on_turned = watch.turned
         edge = EdgeState(
             home=settings.home,
             low_disk_mb=settings.low_disk_mb,
@@ -163,7 +166,7 @@ async def open_edge(
                 group.create_task(follow_tokens(tokens, runs, clock)),
                 group.create_task(lag.probe()),
                 group.create_task(appends.watch()),
-                group.create_task(_keep_house(edge)),
+                group.create_task(_keep_house(edge, watch)),
             ]
             async with asyncio.timeout(CAUGHT_UP_WAIT_S_MAX):
                 await caught_up.wait()
@@ -172,12 +175,13 @@ async def open_edge(
                 task.cancel()
 
 
-async def _keep_house(edge: EdgeState) -> None:
+async def _keep_house(edge: EdgeState, watch: WaitWatch) -> None:
     clock = asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(HOUSEKEEPING_EVERY_S)
         edge.streams.keep_alive(clock())
         edge.runs.forget_old()
+        watch.look()
 
 
 def _http_protocol() -> type[asyncio.Protocol]:

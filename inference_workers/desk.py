@@ -64,7 +64,7 @@ class Desk:
         self.freed_delays = FreedDelays()
         self._starting = False
         self._stopped = False
-        # No slot was free since `was_full` was asked last, apart from the instant between two requests.
+        # No slot was free since `second` was asked last, apart from the instant between two requests.
         self._full = False
         # Set when an attempt was lost: its run goes on only when a commit has shown that we are still a member.
         self.doubt = asyncio.Event()
@@ -109,8 +109,9 @@ class Desk:
             for lane in Lane
         )
 
-    def was_full(self) -> bool:
-        """Whether no slot was free since this was asked last."""
+    def second(self, *, elapsed_s: float) -> bool:
+        """About a second has passed since this was asked last. Whether no slot was free in between."""
+        self._use.second(elapsed_s=elapsed_s)
         full, self._full = self._full, self.busy >= self._engine.caps.slots
         return full and self._full
 
@@ -152,6 +153,8 @@ class Desk:
         if not self.requests.add(request):
             return
         self._unknown[request.run_id] = self._now_ms()
+        claim = self._claim_of(request.run_id)
+        self._use.came(claim.lane, claimed=claim.tokens)
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
             tail.book.pin(request.run_id)
@@ -301,7 +304,7 @@ class Desk:
             self._finish(run_id, used_tokens)
             if not lost:
                 claimed = len(attempt.request.event.prompt_ids) + attempt.generation.grant
-                self._use.add(attempt.request.queue.lane, claimed=claimed, used=used_tokens)
+                self._use.ended(attempt.request.queue.lane, claimed=claimed, used=used_tokens)
         self.schedule()
 
     def _used_tokens(self, attempt: Attempt) -> int:

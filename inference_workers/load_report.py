@@ -6,6 +6,7 @@ Both are for people and for the edges' soft view; no decision about a run depend
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -18,8 +19,9 @@ REPORT_EVERY_S: Final = 1.0
 # How much the last second counts in a rate.
 RATE_WEIGHT: Final = 0.3
 FULL_RATE_WEIGHT_MIN: Final = 0.05
-# How much the last request counts in what requests use.
-USE_WEIGHT: Final = 0.1
+COMING_WEIGHT_MIN: Final = 0.02
+# How much the last request counts in what requests use, once there were many: noise here is noise in every wait.
+USE_WEIGHT_MIN: Final = 0.02
 FREED_BOUNDS_MS: Final = (10, 25, 50, 100, 250, 500, 1_000, 5_000)
 
 
@@ -77,21 +79,45 @@ def _moved(rate: float, measured: float) -> float:
 
 
 class LaneUse:
-    """How much requests of each lane use of what they claim (a share of 0 to 1), and how many tokens that is."""
+    """How much requests of each lane claim as they come (tokens per second), how much of that they use (a share of 0 to 1), and how many
+    tokens one of them uses.
+    """
 
     def __init__(self) -> None:
-        self.share: dict[Lane, float] = {}
+        self.claimed: dict[Lane, float] = {}
         self.tokens: dict[Lane, float] = {}
+        self.coming: dict[Lane, float] = {}
+        self._came: Counter[Lane] = Counter()
+        self._ended: Counter[Lane] = Counter()
+        self._seconds = 0
 
-    def add(self, lane: Lane, *, claimed: int, used: int) -> None:
+    def came(self, lane: Lane, *, claimed: int) -> None:
+        """One came."""
+        self._came[lane] += claimed
+
+    def second(self, *, elapsed_s: float) -> None:
+        """So long after the last time."""
+        if elapsed_s <= 0:
+            return
+        self._seconds += 1
+        weight = max(COMING_WEIGHT_MIN, 1 / self._seconds)
+        for lane in Lane:
+            before = self.coming.get(lane, 0.0)
+            self.coming[lane] = before + weight * (self._came[lane] / elapsed_s - before)
+        self._came.clear()
+
+    def ended(self, lane: Lane, *, claimed: int, used: int) -> None:
         """One ended; tokens of prompt and output."""
-        share = min(1.0, used / max(1, claimed))
-        self.share[lane] = self.share.get(lane, share) + USE_WEIGHT * (
-            share - self.share.get(lane, share)
-        )
-        self.tokens[lane] = self.tokens.get(lane, used) + USE_WEIGHT * (
-            used - self.tokens.get(lane, used)
-        )
+        self._ended[lane] += 1
+        weight = max(USE_WEIGHT_MIN, 1 / self._ended[lane])
+        for means, seen in ((self.claimed, claimed), (self.tokens, used)):
+            before = means.get(lane, 0.0)
+            means[lane] = before + weight * (seen - before)
+
+    def share(self, lane: Lane) -> float:
+        """Of the tokens claimed, those used; 0: none ended yet. Not the mean of each one's share: large ones count for more."""
+        claimed = self.claimed.get(lane, 0.0)
+        return min(1.0, self.tokens[lane] / claimed) if claimed else 0.0
 
 
 def lane_load(lane: Lane, queue: LaneQueue, *, others: list[int], use: LaneUse) -> LaneLoad:
@@ -102,8 +128,9 @@ def lane_load(lane: Lane, queue: LaneQueue, *, others: list[int], use: LaneUse) 
         queued_tokens=queue.tokens + sum(others),
         ahead_requests=queue.ahead_requests + len(others),
         ahead_tokens=queue.ahead_tokens + sum(others),
-        used_percent=round(100 * use.share.get(lane, 0)),
+        used_percent=round(100 * use.share(lane)),
         used_tokens_mean=round(use.tokens.get(lane, 0)),
+        coming_tokens_per_s=round(use.coming.get(lane, 0.0), 1),
     )
 
 

@@ -221,7 +221,9 @@ class Worker:
             await asyncio.sleep(REPORT_EVERY_S)
             ordinal += 1
             now_s = time.monotonic()
-            self._rates.measure(self._engine.load(), full=desk.was_full(), elapsed_s=now_s - last_s)
+            elapsed_s = now_s - last_s
+            full = desk.second(elapsed_s=elapsed_s)
+            self._rates.measure(self._engine.load(), full=full, elapsed_s=elapsed_s)
             last_s = now_s
             with contextlib.suppress(AppendFailed):
                 await self._append_report(desk, log, ordinal=ordinal, draining=False)

@@ -27,6 +27,9 @@ class Lane(StrEnum):
     BACKGROUND = "background"
 
 
+LANE_OF_TIER: Final = {Tier.TEAM: Lane.TEAM, Tier.PLUS: Lane.PLUS, Tier.FREE: Lane.FREE}
+
+
 class Role(StrEnum):
     """Who speaks in a message. A typed field: no text can forge it (requirement F2)."""
 

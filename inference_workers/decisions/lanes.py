@@ -33,20 +33,11 @@ from enum import StrEnum
 from typing import Final
 
 from schemas.events.accounts import LaneLimits
+from schemas.lane_shares import DEFAULT_SHARES, LANES_IN_ORDER, floors_of, weight_of
 from schemas.vocabulary import Lane
 
-LANES_IN_ORDER: Final = (Lane.TEAM, Lane.PLUS, Lane.FREE, Lane.BACKGROUND)
-"""Who goes first among equals."""
 FLOOR_SLACK_CLAIMS: Final = len(LANES_IN_ORDER)
 ACCOUNTS_REMEMBERED_MAX: Final = 10_000
-
-DEFAULT_SHARES: Final[Mapping[Lane, LaneLimits]] = {
-    Lane.TEAM: LaneLimits(weight=8),
-    Lane.PLUS: LaneLimits(weight=4),
-    Lane.FREE: LaneLimits(weight=1, floor_percent=12),
-    Lane.BACKGROUND: LaneLimits(weight=0),
-}
-"""Until the log says any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +101,7 @@ class FairLanes:
 
     def __init__(self, shares: Mapping[Lane, LaneLimits] = DEFAULT_SHARES) -> None:
         self._shares = dict(shares)
-        self._floors = _floors(shares)
+        self._floors = floors_of(shares)
         self._lanes = {lane: _LaneState() for lane in LANES_IN_ORDER}
         self._resumed: dict[str, _Placed] = {}
         self._held: dict[str, _Placed] = {}
@@ -121,7 +112,7 @@ class FairLanes:
     def change_shares(self, shares: Mapping[Lane, LaneLimits]) -> None:
         """Other weights, floors and look-aheads from now on."""
         self._shares = dict(shares)
-        self._floors = _floors(shares)
+        self._floors = floors_of(shares)
         for lane in LANES_IN_ORDER:
             self._look_ahead(lane)
 
@@ -278,8 +269,7 @@ class FairLanes:
         return state.owed if state.accounts else 0.0
 
     def _weight(self, lane: Lane) -> int:
-        share = self._shares.get(lane)
-        return share.weight if share is not None and lane is not Lane.BACKGROUND else 0
+        return weight_of(lane, self._shares)
 
     def _place(self, placed: _Placed, *, resumed: bool) -> None:
         run_id = placed.claim.run_id
@@ -343,11 +333,3 @@ class FairLanes:
             least = sorted(quiet, key=state.account_tags.__getitem__)
             for account_id in least[: len(least) // 2 + 1]:
                 del state.account_tags[account_id]
-
-
-def _floors(shares: Mapping[Lane, LaneLimits]) -> dict[Lane, float]:
-    percents = {lane: shares[lane].floor_percent for lane in LANES_IN_ORDER if lane in shares}
-    return {lane: percent / 100 for lane, percent in percents.items() if percent > 0}
-
-
-assert set(LANES_IN_ORDER) == set(Lane), "every lane has a place"

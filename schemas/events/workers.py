@@ -10,7 +10,8 @@ class LaneLoad(Part, frozen=True, kw_only=True):
     """What waits in one lane of a worker. Tokens are those of the prompts and of what the answers may have at most.
 
     `ahead_…` would start before a first request of an account that is new to the lane. `used_percent` of what requests claim is what
-    they were seen to use in the end, `used_tokens_mean` one request's use; 0: none seen yet.
+    they were seen to use in the end, `used_tokens_mean` one request's use; 0: none seen yet. `coming_tokens_per_s` is what
+    requests that came lately claim.
     """
 
     lane: Lane
@@ -20,6 +21,7 @@ class LaneLoad(Part, frozen=True, kw_only=True):
     ahead_tokens: int = 0
     used_percent: int = 0
     used_tokens_mean: int = 0
+    coming_tokens_per_s: float = 0.0
 
 
 class WorkerLoadReported(Event, frozen=True, kw_only=True):

@@ -425,6 +425,7 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
                     ahead_tokens=64,
                     used_percent=40,
                     used_tokens_mean=25,
+                    coming_tokens_per_s=12.5,
                 ),
             ),
             full_tokens_per_s=131.5,

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inference_workers.decisions.lanes import (
-    DEFAULT_SHARES,
     FLOOR_SLACK_CLAIMS,
-    LANES_IN_ORDER,
     Claim,
     FairLanes,
 )
 from schemas.events.accounts import LaneLimits
+from schemas.lane_shares import DEFAULT_SHARES, LANES_IN_ORDER
 from schemas.vocabulary import Lane
 
 CLAIM_MAX = 2_000

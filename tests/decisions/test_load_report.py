@@ -38,7 +38,10 @@ def test_a_lane_reports_what_goes_first_and_what_claims_come_to_in_the_end() -> 
     lanes, use = FairLanes(), LaneUse()
     for number in range(5):
         lanes.wait(Claim(run_id=f"r{number}", account_id="heavy", lane=Lane.PLUS, tokens=1_000))
-    use.add(Lane.PLUS, claimed=1_000, used=250)
+    use.came(Lane.PLUS, claimed=300)
+    use.second(elapsed_s=2)
+    use.second(elapsed_s=1)
+    use.ended(Lane.PLUS, claimed=1_000, used=250)
     loads = tuple(
         lane_load(lane, lanes.queue(lane), others=[70] if lane is Lane.PLUS else [], use=use)
         for lane in Lane
@@ -47,6 +50,7 @@ def test_a_lane_reports_what_goes_first_and_what_claims_come_to_in_the_end() -> 
     assert (plus.queued_requests, plus.queued_tokens) == (6, 5_070)
     assert (plus.ahead_requests, plus.ahead_tokens) == (2, 1_070)
     assert (plus.used_percent, plus.used_tokens_mean) == (25, 250)
+    assert plus.coming_tokens_per_s == 75
     report = load_report(
         worker_id="w",
         model="m",
