@@ -41,7 +41,7 @@ from infra.history.sqlite import HISTORY_FILE, open_history
 from infra.log.epoch import topic_epoch
 from infra.log.span_reader import SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
-from infra.models import MODELS, PromptModel, load_model
+from infra.models import ModelFileMissingError, PromptModel, UnknownModelError, load_model
 from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_requested
 from infra.secrets import Secrets, SecretsError, load_secrets
 from infra.settings import exit_with_usage_error, kafka_bootstrap, read_settings_or_exit
@@ -67,6 +67,7 @@ class EdgeSettings:
     kafka_port: int
     port: int
     low_disk_mb: int
+    models: tuple[str, ...]
     part: str
 
     @property
@@ -201,7 +202,10 @@ async def serve(settings: EdgeSettings) -> None:
         secrets, store = load_secrets(settings.home), open_history(settings.home / HISTORY_FILE)
     except (SecretsError, HistoryUnavailable) as error:
         exit_with_usage_error(str(error))
-    models = {name: await asyncio.to_thread(load_model, name) for name in MODELS}
+    try:
+        models = {name: await asyncio.to_thread(load_model, name) for name in settings.models}
+    except (UnknownModelError, ModelFileMissingError) as error:
+        exit_with_usage_error(f"TURNLOG_MODELS: {error}")
     async with (
         store as history,
         open_edge(settings, secrets=secrets, history=history, models=models) as (edge, group),

@@ -33,6 +33,7 @@ from inference_workers.policy_tail import follow_shares
 from infra.log.epoch import topic_epoch
 from infra.log.span_reader import SpanReader
 from infra.models import load_model
+from infra.models.packaged import ModelFileMissingError
 from infra.models.registry import UnknownModelError, model_spec
 from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_requested
 from infra.settings import (
@@ -286,8 +287,8 @@ def main() -> int:
     """Run until SIGTERM (0), or until something fails (70)."""
     settings = read_settings_or_exit(WorkerSettings)
     try:
-        model_spec(settings.model)
-    except UnknownModelError as error:
+        model_spec(settings.model).path()
+    except (UnknownModelError, ModelFileMissingError) as error:
         exit_with_usage_error(f"TURNLOG_MODEL: {error}")
     start_logging(settings.part or "worker", settings.log)
     try:

@@ -17,7 +17,8 @@ from infra.command.policy import PolicyNotWritten, sync_policy
 from infra.command.topics import TopicPlanError, apply_topics
 from infra.embedded.jars import JarError
 from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
-from infra.models.registry import MODELS
+from infra.models.packaged import ModelFileMissingError
+from infra.models.registry import MODELS, UnknownModelError, require_models
 from infra.policies import PolicyError, read_policies
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (
@@ -44,6 +45,8 @@ def up() -> None:
     try:
         with locked_home(settings.home):
             raise SystemExit(_run(settings))
+    except (UnknownModelError, ModelFileMissingError) as error:
+        exit_with_usage_error(f"TURNLOG_MODELS: {error}")
     except (HomeInUseError, BrokerError, JarError, PolicyError, SettingsError, OSError) as error:
         exit_with_usage_error(str(error))
 
@@ -86,6 +89,7 @@ def status() -> None:
 def _run(settings: UpSettings) -> int:
     windows = {name: spec.context_window for name, spec in MODELS.items()}
     limits = read_policies(settings.policies, models=windows, changed_by="turnlog up")
+    require_models(settings.models)
     ended = end_leftovers(settings.home)
     if ended:
         say(_ended_line(ended))
@@ -101,7 +105,7 @@ def _run(settings: UpSettings) -> int:
             await wait_until_serving(settings.bootstrap, deadline_s=EXISTING_CLUSTER_WAIT_S)
         try:
             done = await apply_topics(
-                settings.bootstrap, models=tuple(MODELS), partitions=settings.partitions
+                settings.bootstrap, models=settings.models, partitions=settings.partitions
             )
             written = await sync_policy(settings.bootstrap, limits)
         except (TopicPlanError, PolicyNotWritten) as error:

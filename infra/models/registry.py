@@ -5,6 +5,7 @@ is what an engine slot is given, so no process may promise more. It can be small
 model was trained for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -103,6 +104,12 @@ _GEMMA3_270M: Final = ModelSpec(
 )
 
 MODELS: Final = MappingProxyType({spec.name: spec for spec in (_SMOLLM2_135M, _GEMMA3_270M)})
+
+
+def require_models(names: Sequence[str]) -> None:
+    """Each is known and installed; what lies in parts is joined. Raises UnknownModelError or ModelFileMissingError."""
+    for name in names:
+        model_spec(name).path()
 
 
 def model_spec(name: str) -> ModelSpec:

@@ -45,6 +45,7 @@ class UpSettings:
     edges: int
     edge_ports: tuple[int, ...]
     workers: int
+    models: tuple[str, ...]
     restarts_max: int
 
     @property
@@ -96,9 +97,15 @@ def planned_parts(settings: UpSettings, broker: BrokerCommand | None) -> tuple[P
         parts.append(_broker_part(settings, broker))
     make = _PythonParts(settings=settings)
     parts.extend(make.part(name, module, Phase.PROCESSOR) for name, module in PROCESSORS.items())
-    parts.extend(
-        make.part(f"worker-{i}", WORKER_MODULE, Phase.WORKER) for i in range(settings.workers)
-    )
+    for model in settings.models:
+        # The first model's workers have short names: mostly it is the only one.
+        prefix = "worker" if model == settings.models[0] else f"worker-{model}"
+        parts.extend(
+            make.part(
+                f"{prefix}-{i}", WORKER_MODULE, Phase.WORKER, environ={"TURNLOG_MODEL": model}
+            )
+            for i in range(settings.workers)
+        )
     for i, port in enumerate(settings.ports):
         parts.append(
             make.part(
