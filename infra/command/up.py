@@ -19,7 +19,8 @@ from infra.embedded.jars import JarError
 from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
 from infra.models.packaged import ModelFileMissingError
 from infra.models.registry import MODELS, UnknownModelError, require_models
-from infra.policies import PolicyError, read_policies
+from infra.policies import read_policies
+from infra.policy_checks import PolicyError
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (
     HomeInUseError,
