@@ -39,7 +39,9 @@ NO_WORKER_WAIT_MS: Final = 3_000
 TOKENS_A_REQUEST: Final = 300
 USED_SHARE: Final = 0.5
 """Guesses until a worker has seen requests end."""
-TOKENS_PER_S_MIN: Final = 20.0
+TOKENS_PER_S: Final = 100.0
+"""Guess until a worker was seen full: what it made while little was asked of it says too little, and would refuse people."""
+TOKENS_PER_S_MIN: Final = 10.0
 TOKENS_NOTHING: Final = 1e-6
 WAIT_MS_MAX: Final = 3_600_000
 PRESSURE_STEPS_MS: Final = (2_000, 10_000, 30_000, 120_000)
@@ -168,8 +170,9 @@ def with_sent(fleet: Fleet, sent: Sent) -> Fleet:
 
 def pace(report: WorkerLoadReported) -> float:
     """Tokens of prompt and output per second that the worker makes when it is full, as far as it is known."""
-    seen = report.full_tokens_per_s or report.decode_tokens_per_s
-    return max(seen, TOKENS_PER_S_MIN)
+    if report.full_tokens_per_s:
+        return max(report.full_tokens_per_s, TOKENS_PER_S_MIN)
+    return max(report.decode_tokens_per_s, TOKENS_PER_S)
 
 
 def used_share(report: WorkerLoadReported, lane: Lane) -> float:
