@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -22,8 +23,15 @@ from processors.decisions.account_partition import (
     limits_below,
     plan_save,
 )
-from processors.decisions.account_state import AccountOutput, output_id, snapshot
+from processors.decisions.account_state import (
+    AccountOutput,
+    held_tokens,
+    may_generate,
+    output_id,
+    snapshot,
+)
 from processors.decisions.known_ids import KNOWN_MS_MAX
+from processors.decisions.seats import seat_name
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     AccountSnapshotEvent,
@@ -32,30 +40,62 @@ from schemas.events.account_snapshots import (
     LimitsKept,
     RunKnown,
 )
-from schemas.events.accounts import AccountEvent, PromptSubmitted
+from schemas.events.accounts import (
+    AccountEvent,
+    Ladder,
+    LadderLevel,
+    LoadView,
+    PromptSubmitted,
+    TierLimits,
+)
 from schemas.events.quotas import QuotaReleased, QuotaReserved
-from schemas.events.tokens import RunQueued, RunRedirected
+from schemas.events.tokens import RunCancelled, RunEnded, RunQueued, RunRedirected
 from schemas.events.usage import UsageSettled
+from schemas.vocabulary import OnBusy, Tier
 from tests.decisions.account_samples import NOON_MS, limits, prompt, usage
 
 ACCOUNTS = ("anna", "ben")
 LIMITS = {
-    "roomy": limits("roomy"),
+    "roomy": limits("roomy", tokens_per_window=4_000, open_runs_max=3),
     "tight": limits("tight", tokens_per_window=450),
     "busy": limits("busy", open_runs_max=1),
     "monthly": limits("monthly", window="month", tokens_per_window=5_000),
+    "rated": limits("rated", requests_per_minute=2, requests_burst=2, tokens_per_minute=500),
+    "seated": limits(
+        "seated",
+        tokens_per_window=2_000,
+        open_runs_max=4,
+        seats_max=2,
+        seat_open_runs_max=1,
+        seat_tokens_per_window=600,
+    ),
+    "laddered": msgspec.structs.replace(
+        limits("laddered", tokens_per_window=5_000, open_runs_max=9),
+        ladder=Ladder(
+            hold_ms=1_000,
+            levels=(
+                LadderLevel(enter_ms=20, leave_ms=10, output_percent_free=50),
+                LadderLevel(enter_ms=40, leave_ms=30, output_percent_free=10, shed_free=True),
+            ),
+        ),
+    ),
 }
+
+VERDICTS = (RunQueued, RunRedirected, RunEnded)
 
 PROMPTS = st.fixed_dictionaries(
     {
         "account": st.sampled_from(ACCOUNTS),
         "chat": st.sampled_from(("c1", "c2", "c3")),
-        "key": st.sampled_from((None, None, "k1", "k2")),
+        "key": st.sampled_from((None, None, None, None, "k1", "k2")),
         "fingerprint": st.sampled_from(("f1", "f2")),
-        "needed": st.sampled_from((1, 20, 300, 301)),
+        "needed": st.sampled_from((1, 1, 20, 20, 20, 300, 301)),
         "asked": st.sampled_from((None, 1, 60, 120)),
         "told": st.booleans(),
         "pressure": st.sampled_from((0, 0, 0, 4)),
+        "on_busy": st.sampled_from(OnBusy),
+        "seat": st.sampled_from((None, "s1", "s2")),
+        "saturation": st.sampled_from((None, 0, 15, 25, 50)),
     }
 )
 
@@ -91,6 +131,7 @@ class Partition(RuleBasedStateMachine):
         self.oracle = AccountPartition()
         self.expected: dict[str, AccountOutput] = {}
         self.bound: dict[tuple[str, str], tuple[str, str, int]] = {}
+        self.seen_runs: set[str] = set()
         self.owner = self.restored()
         self.zombies: list[Process] = []
 
@@ -106,6 +147,11 @@ class Partition(RuleBasedStateMachine):
 
     def check_decision(self, record: Record, decided: Decided) -> None:
         event = record.event
+        if isinstance(event, PromptSubmitted):
+            verdicts = [o for o in decided.outputs if isinstance(o, VERDICTS)]
+            new = event.run_id not in self.seen_runs
+            assert len(verdicts) == (1 if new else 0), "I9: every new prompt is answered, once"
+            self.seen_runs.add(event.run_id)
         for output in decided.outputs:
             match output:
                 case QuotaReserved():
@@ -118,6 +164,9 @@ class Partition(RuleBasedStateMachine):
                     )
                     most = next(iter(tier.tiers.values())).tokens_per_window
                     assert use.settled + use.reserved <= most, "I7"
+                    self.check_caps(tier.tiers[Tier.FREE], output.account_id)
+                case RunCancelled():
+                    assert output.run_id in self.oracle_runs(ended=True), "what is cancelled ended"
                 case RunQueued():
                     assert isinstance(event, PromptSubmitted)
                     if event.idempotency_key is not None:
@@ -133,6 +182,34 @@ class Partition(RuleBasedStateMachine):
                     assert output.to_run_id == (run if same else None), "I14"
                 case _:
                     pass
+
+    def check_caps(self, tier: TierLimits, account_id: str) -> None:
+        """What was just admitted is within every cap of its tier."""
+        state = self.oracle.account(account_id)
+        live = [run for run in state.open if not run.ended]
+        newest = live[-1]
+        if newest.after_run_id is None:
+            assert may_generate(live) <= tier.open_runs_max, "C4"
+        waiting = [run for run in live if run.chat_id == newest.chat_id]
+        assert len(waiting) <= tier.enqueued_runs_max + 1, "C2: bounded"
+        if newest.seat_window and tier.seats_max is not None:
+            assert len(state.seats.uses) <= tier.seats_max
+        if newest.seat_window and tier.seat_tokens_per_window is not None:
+            use = next(u for u in state.seats.uses if u.seat_id == seat_name(newest.seat_id))
+            assert use.settled + use.reserved <= tier.seat_tokens_per_window, "I7, for a seat"
+            assert use.reserved == sum(
+                held_tokens(run)
+                for run in state.open
+                if run.seat_window == state.seats.window and run.seat_id == newest.seat_id
+            ), "I6, for a seat"
+
+    def oracle_runs(self, *, ended: bool) -> set[str]:
+        return {
+            run.run_id
+            for account_id in ACCOUNTS
+            for run in self.oracle.account(account_id).open
+            if run.ended is ended
+        }
 
     @rule(drawn=st.lists(PROMPTS, min_size=1, max_size=4))
     def submit(self, drawn: list[dict[str, Any]]) -> None:
@@ -150,6 +227,9 @@ class Partition(RuleBasedStateMachine):
                     idempotency_key=each["key"],
                     fingerprint=each["fingerprint"],
                     ended_runs=tuple(runs if each["told"] else ()),
+                    on_busy=each["on_busy"],
+                    seat_id=each["seat"],
+                    load=LoadView(pressure=each["pressure"], saturation_ms=each["saturation"]),
                 )
             )
 
@@ -171,9 +251,13 @@ class Partition(RuleBasedStateMachine):
     def change_limits(self, name: str) -> None:
         self.append(LIMITS[name])
 
-    @rule(hours=st.sampled_from((0, 1, 11, 12, 25)))
-    def time_passes(self, hours: int) -> None:
-        self.now_ms += hours * 3_600_000 + 1
+    @rule(hours=st.sampled_from((0, 0, 0, 1, 11, 12, 25)), ms=st.sampled_from((1, 900, 29_000)))
+    def time_passes(self, hours: int, ms: int) -> None:
+        self.now_ms += hours * 3_600_000 + ms
+
+    @rule()
+    def the_brokers_stamps_step_back(self) -> None:
+        self.now_ms -= 700
 
     @rule(back=st.integers(1, 5), used=st.integers(0, 100))
     def measure(self, back: int, used: int) -> None:
