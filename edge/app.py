@@ -75,6 +75,12 @@ async def _store_failed(request: Request, error: Exception) -> Response:
     )
 
 
+def _methods(path: str) -> list[str]:
+    """What may be asked of this path: several routes may share it."""
+    found = [route.methods or set() for route in ROUTES if route.path_regex.match(path)]
+    return sorted(set().union(*found))
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
     known = {
@@ -86,7 +92,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
             type=INVALID,
             code="method_not_allowed",
             message="This route does not take that method.",
-            headers=dict(error.headers or {}),
+            headers={"allow": ", ".join(_methods(request.scope["path"]))},
         ),
     }
     return problem_answer(

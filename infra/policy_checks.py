@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from schemas.events import Part
+from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX, SEATS_MAX
 from schemas.events.accounts import Ladder, LadderLevel, LimitsChanged, ModelPolicy, TierLimits
 from schemas.topics import RUN_DEADLINE_MS_MAX
 from schemas.vocabulary import Tier
 
 LEVELS_MAX: Final = 16
-# All seats of an account lie in one row of its partition, which is written again with each save.
-SEATS_MAX: Final = 5_000
 
 Bounds = Mapping[str, tuple[int, int]]
 
 _TIER: Final[Bounds] = {
     "tokens_per_window": (1, 10**15),
-    "open_runs_max": (1, 100_000),
+    "open_runs_max": (1, OPEN_RESERVATIONS_MAX),
     "input_tokens_max": (16, 10**7),
     "output_tokens_max": (1, 10**6),
     "run_deadline_ms": (1_000, RUN_DEADLINE_MS_MAX),
@@ -29,7 +28,7 @@ _TIER: Final[Bounds] = {
     "tokens_per_minute": (1, 10**12),
     "tokens_burst": (1, 10**12),
     "seats_max": (1, SEATS_MAX),
-    "seat_open_runs_max": (1, 100_000),
+    "seat_open_runs_max": (1, OPEN_RESERVATIONS_MAX),
     "seat_tokens_per_window": (1, 10**15),
 }
 _LANE: Final[Bounds] = {

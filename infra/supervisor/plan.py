@@ -123,8 +123,9 @@ def _broker_part(settings: UpSettings, broker: BrokerCommand) -> PartPlan:
         name="kafka",
         argv=broker.argv,
         phase=Phase.BROKER,
-        # What the broker logs goes to kafka.log; here is what the Java runtime says.
+        # What the Java runtime says; the broker itself has a log of its own.
         log=settings.home / "logs" / "kafka.out",
+        own_log=settings.home / "logs" / "kafka.log",
         ready_file=settings.home / "run" / "kafka.ready",
         port=settings.kafka_port,
         probe=probe,

@@ -269,8 +269,8 @@ def _opened(
         after_run_id=queued.after_run_id,
         queued_ms=command.appended_ms,
         deadline_ms=queued.deadline_ms,
-        seat_id=prompt.seat_id,
-        seat_window=held.window if counted else "",
+        seat=seats.seat_name(prompt.seat_id),
+        seat_counted=counted,
     )
 
 
@@ -286,8 +286,8 @@ def _settle(account: AccountState, output: UsageSettled) -> AccountState:
         tokens=rates.given_back(account.tokens, held_tokens(run) - used),
         seats=seats.settled(
             account.seats,
-            seats.seat_name(run.seat_id),
-            run.seat_window,
+            run.seat,
+            run.window if run.seat_counted else "",
             reserved_tokens=held_tokens(run),
             used_tokens=used,
         ),

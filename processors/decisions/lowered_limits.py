@@ -7,7 +7,6 @@ has ended holds its whole reservation until it is measured, so it counts as toke
 from __future__ import annotations
 
 from processors.decisions.account_state import AccountState, held_tokens, may_generate
-from processors.decisions.seats import seat_name
 from schemas.events.account_snapshots import OpenReservation
 from schemas.events.accounts import LimitsChanged, TierLimits
 from schemas.vocabulary import Tier
@@ -20,13 +19,13 @@ class _InUse:
         self.live = [run for run in account.open if not run.ended]
         self._window_of_seats = account.seats.window
         self._tokens = {use.window: use.settled + use.reserved for use in account.windows}
-        self._of_seats = {use.seat_id: use.settled + use.reserved for use in account.seats.uses}
+        self._of_seats = {use.seat: use.settled + use.reserved for use in account.seats.uses}
         self._at_once: int | None = None
         self._at_once_of: dict[str, int] = {}
 
     def exceeds(self, run: OpenReservation, tier: TierLimits) -> bool:
         """Whether what this run is part of is more than its tier may use."""
-        seat = seat_name(run.seat_id)
+        seat = run.seat
         return (
             self._tokens[run.window] > tier.tokens_per_window
             or self.at_once() > tier.open_runs_max
@@ -50,7 +49,7 @@ class _InUse:
     def at_once_of(self, seat: str) -> int:
         """The same for one seat."""
         if seat not in self._at_once_of:
-            of_seat = [run for run in self.live if seat_name(run.seat_id) == seat]
+            of_seat = [run for run in self.live if run.seat == seat]
             self._at_once_of[seat] = may_generate(of_seat)
         return self._at_once_of[seat]
 
@@ -59,12 +58,12 @@ class _InUse:
         self.live = [each for each in self.live if each is not run]
         self._tokens[run.window] -= held_tokens(run)
         if self._counts_for_seat(run):
-            self._of_seats[seat_name(run.seat_id)] -= held_tokens(run)
+            self._of_seats[run.seat] -= held_tokens(run)
         self._at_once = None
         self._at_once_of.clear()
 
     def _counts_for_seat(self, run: OpenReservation) -> bool:
-        return bool(run.seat_window) and run.seat_window == self._window_of_seats
+        return run.seat_counted and run.window == self._window_of_seats
 
 
 def beyond(account: AccountState, limits: LimitsChanged) -> list[OpenReservation]:

@@ -6,14 +6,16 @@ Rules (cited by assertions and tests):
   T3  A run is settled for its seat in the window in which it was counted, or not at all; so what a seat has reserved is what its open
       runs hold there.
   T4  Who has no seat shares the nameless one.
+  T5  A long name is kept by its digest: so the row that holds all seats has a bound.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from hashlib import blake2b
 
-from schemas.events.account_snapshots import SeatUse
+from schemas.events.account_snapshots import SEAT_NAME_CHARS_MAX, SeatUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,10 @@ class Seats:
 
 
 def seat_name(seat_id: str | None) -> str:
-    """T4."""
-    return seat_id if seat_id is not None else ""
+    """T4, T5."""
+    if seat_id is None or len(seat_id) <= SEAT_NAME_CHARS_MAX:
+        return seat_id or ""
+    return blake2b(seat_id.encode(), digest_size=SEAT_NAME_CHARS_MAX // 2).hexdigest()
 
 
 def in_window(seats: Seats, window: str) -> Seats | None:
@@ -43,13 +47,13 @@ def use_of(seats: Seats, name: str) -> SeatUse | None:
     """What the seat has used; None: nothing in this window."""
     at = _place(seats.uses, name)
     found = seats.uses[at] if at < len(seats.uses) else None
-    return found if found is not None and found.seat_id == name else None
+    return found if found is not None and found.seat == name else None
 
 
 def reserved(seats: Seats, name: str, tokens: int) -> Seats:
     """The seats after `tokens` were set aside for one of them."""
-    use = use_of(seats, name) or SeatUse(seat_id=name, settled=0, reserved=0)
-    return _with(seats, SeatUse(seat_id=name, settled=use.settled, reserved=use.reserved + tokens))
+    use = use_of(seats, name) or SeatUse(seat=name, settled=0, reserved=0)
+    return _with(seats, SeatUse(seat=name, settled=use.settled, reserved=use.reserved + tokens))
 
 
 def settled(
@@ -64,7 +68,7 @@ def settled(
     return _with(
         seats,
         SeatUse(
-            seat_id=name,
+            seat=name,
             settled=use.settled + used_tokens,
             reserved=use.reserved - reserved_tokens,
         ),
@@ -72,12 +76,12 @@ def settled(
 
 
 def _place(uses: tuple[SeatUse, ...], name: str) -> int:
-    return bisect_left(uses, name, key=lambda use: use.seat_id)
+    return bisect_left(uses, name, key=lambda use: use.seat)
 
 
 def _with(seats: Seats, use: SeatUse) -> Seats:
-    at = _place(seats.uses, use.seat_id)
-    there = at < len(seats.uses) and seats.uses[at].seat_id == use.seat_id
+    at = _place(seats.uses, use.seat)
+    there = at < len(seats.uses) and seats.uses[at].seat == use.seat
     return Seats(
         window=seats.window, uses=(*seats.uses[:at], use, *seats.uses[at + (1 if there else 0) :])
     )

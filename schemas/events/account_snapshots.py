@@ -7,14 +7,22 @@ written last.
 
 from __future__ import annotations
 
+from typing import Final
+
 from schemas.events import Event, Part
 from schemas.events.accounts import LimitsChanged
 
+# Of one account: its snapshot is one record, which has to fit its topic, with all of them at their longest.
+OPEN_RESERVATIONS_MAX: Final = 1_000
+SEATS_MAX: Final = 5_000
+SEAT_NAME_CHARS_MAX: Final = 32
 
-class OpenReservation(Part, frozen=True, kw_only=True):
+
+class OpenReservation(Part, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens held for one admitted run until its usage is measured. `ended`: its concurrency slot is free already.
 
-    `queued_ms` is the append time of its prompt. `seat_window`: the window in which its seat's use counts it; empty: in none.
+    `queued_ms` is the append time of its prompt. `seat` is the name of its seat, empty where it has none; `seat_counted`: the seat's use
+    of the run's window counts it.
     """
 
     run_id: str
@@ -29,8 +37,8 @@ class OpenReservation(Part, frozen=True, kw_only=True):
     after_run_id: str | None = None
     queued_ms: int = 0
     deadline_ms: int = 0
-    seat_id: str | None = None
-    seat_window: str = ""
+    seat: str = ""
+    seat_counted: bool = False
 
 
 class WindowUse(Part, frozen=True, kw_only=True):
@@ -42,9 +50,9 @@ class WindowUse(Part, frozen=True, kw_only=True):
 
 
 class SeatUse(Part, frozen=True, kw_only=True, array_like=True):
-    """Tokens of one seat in the account's newest window with seats. Written as an array: a team may have thousands."""
+    """Tokens of one seat in the account's newest window with seats. Written as an array: a team may have SEATS_MAX of them."""
 
-    seat_id: str
+    seat: str
     settled: int
     reserved: int
 

@@ -14,12 +14,23 @@ from processors.decisions.account_state import (
     snapshot,
 )
 from processors.decisions.known_ids import Facts
-from schemas.events.account_snapshots import IdempotencyKeyBound
+from processors.decisions.seats import Seats, seat_name
+from producers.log_writer import RECORD_OVERHEAD_BYTES
+from schemas.codec import encode
+from schemas.events.account_snapshots import (
+    OPEN_RESERVATIONS_MAX,
+    SEAT_NAME_CHARS_MAX,
+    SEATS_MAX,
+    IdempotencyKeyBound,
+    OpenReservation,
+    SeatUse,
+)
 from schemas.events.accounts import LimitsChanged
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReleased, QuotaReserved
 from schemas.events.tokens import Refusal, RunEnded, RunQueued, RunRedirected
 from schemas.events.usage import UsageSettled
+from schemas.topics import ACCOUNT_SNAPSHOTS
 from schemas.vocabulary import EndCause, EndWriter, Lane, OnBusy, RefusalReason, Tier
 from tests.decisions.account_samples import (
     ACCOUNT,
@@ -143,6 +154,49 @@ def test_runs_seen_to_end_free_their_slots_at_once_but_not_their_tokens() -> Non
     assert [run.ended for run in account.open] == [True, False, False]
     # Two runs of 400 are held, so of 1,000 the third gets what it needs and what is left.
     assert account.windows[0].reserved == 1_000
+
+
+def test_runs_that_ended_and_are_not_measured_are_bounded_too() -> None:
+    """The recorder may be away for hours, and every client's runs end meanwhile."""
+    longest = "x" * SEAT_NAME_CHARS_MAX
+    waiting = tuple(
+        OpenReservation(
+            run_id=f"run_{number:048}",
+            chat_id=f"chat_{number:030}",
+            window="2026-01-01",
+            model="a-model-with-a-long-name-of-many-billion-parameters",
+            tier=Tier.FREE.value,
+            input_tokens=1_000_000,
+            output_tokens=1_000_000,
+            ended=True,
+            assistant_message_id=f"msg_{number:030}",
+            after_run_id=f"run_{number:048}",
+            queued_ms=NOON_MS,
+            deadline_ms=7_200_000,
+            seat=longest,
+            seat_counted=True,
+        )
+        for number in range(OPEN_RESERVATIONS_MAX)
+    )
+    uses = tuple(
+        SeatUse(seat=longest, settled=1_000_000_000, reserved=10_000_000) for _ in range(SEATS_MAX)
+    )
+    full = AccountState(
+        account_id=ACCOUNT, open=waiting, seats=Seats(window="2026-01-01", uses=uses)
+    )
+    outputs = decide(full, command(prompt("r1")), Facts(), limits())
+    assert refusal(outputs).reason is RefusalReason.OVERLOADED
+    assert refusal(outputs).retry_after_ms is not None
+    value, _ = encode(snapshot(full), event_id="e")
+    assert len(value) < ACCOUNT_SNAPSHOTS.record_bytes_max - RECORD_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize("chars", [1, SEAT_NAME_CHARS_MAX, SEAT_NAME_CHARS_MAX + 1, 64])
+def test_a_seats_name_is_kept_or_its_digest_and_never_longer(chars: int) -> None:
+    name = seat_name("a" * chars)
+    assert len(name) <= SEAT_NAME_CHARS_MAX
+    assert (name == "a" * chars) is (chars <= SEAT_NAME_CHARS_MAX)
+    assert name != seat_name("b" + "a" * (chars - 1))
 
 
 def test_ended_runs_count_even_where_the_prompt_is_refused() -> None:

@@ -31,7 +31,6 @@ from processors.decisions.account_state import (
     snapshot,
 )
 from processors.decisions.known_ids import KNOWN_MS_MAX
-from processors.decisions.seats import seat_name
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     AccountSnapshotEvent,
@@ -192,15 +191,15 @@ class Partition(RuleBasedStateMachine):
             assert may_generate(live) <= tier.open_runs_max, "C4"
         waiting = [run for run in live if run.chat_id == newest.chat_id]
         assert len(waiting) <= tier.enqueued_runs_max + 1, "C2: bounded"
-        if newest.seat_window and tier.seats_max is not None:
+        if newest.seat_counted and tier.seats_max is not None:
             assert len(state.seats.uses) <= tier.seats_max
-        if newest.seat_window and tier.seat_tokens_per_window is not None:
-            use = next(u for u in state.seats.uses if u.seat_id == seat_name(newest.seat_id))
+        if newest.seat_counted and tier.seat_tokens_per_window is not None:
+            use = next(u for u in state.seats.uses if u.seat == newest.seat)
             assert use.settled + use.reserved <= tier.seat_tokens_per_window, "I7, for a seat"
             assert use.reserved == sum(
                 held_tokens(run)
                 for run in state.open
-                if run.seat_window == state.seats.window and run.seat_id == newest.seat_id
+                if run.seat_counted and run.window == state.seats.window and run.seat == newest.seat
             ), "I6, for a seat"
 
     def oracle_runs(self, *, ended: bool) -> set[str]:

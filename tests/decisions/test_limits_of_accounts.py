@@ -185,7 +185,7 @@ def test_no_more_seats_than_allowed_use_one_window_and_a_new_window_begins_anew(
     queued(account.say("r4", seat_id="a"))
     queued(account.say("r5", seat_id="c", at_ms=DAY_MS))
     account.measure("r1", at_ms=DAY_MS)
-    assert [use.seat_id for use in account.state.seats.uses] == ["c"]
+    assert [use.seat for use in account.state.seats.uses] == ["c"]
 
 
 def test_a_stamp_that_steps_back_over_midnight_counts_for_no_seat_and_settles_for_none() -> None:
@@ -193,7 +193,7 @@ def test_a_stamp_that_steps_back_over_midnight_counts_for_no_seat_and_settles_fo
     midnight = DAY_MS // 2
     queued(account.say("r1", seat_id="a", at_ms=midnight))
     queued(account.say("r2", seat_id="b", at_ms=midnight - 500))
-    assert [use.seat_id for use in account.state.seats.uses] == ["a"]
+    assert [use.seat for use in account.state.seats.uses] == ["a"]
     account.measure("r2", at_ms=midnight)
     account.measure("r1", at_ms=midnight)
     (use,) = account.state.seats.uses

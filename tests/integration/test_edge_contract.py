@@ -77,15 +77,21 @@ async def names(
         chat = await new_chat(client)
         with_leaf = await new_chat(client)
         peer.auto = lambda prompt: peer.answer(prompt, ["x"])
-        answered = await client.post(
-            f"/v1/chats/{with_leaf}/messages", json={"content": "x", "stream": False}
-        )
+        path = f"/v1/chats/{with_leaf}/messages"
+        answered = await client.post(path, json={"content": "x", "stream": False})
         assert answered.status_code == 200, answered.text
         peer.auto = None
+        first = (await client.get(path, params={"limit": 1})).json()
+        chats = (await client.get("/v1/chats", params={"limit": 1})).json()
     return {
         "chat": chat,
         "CHAT": chat.upper(),
+        "forged_chat": chat[:-1] + ("b" if chat[-1] == "a" else "a"),
         "chat_with_leaf": with_leaf,
+        "answered_run": answered.json()["run_id"],
+        "question": first["data"][0]["id"],
+        "messages_cursor": first["next_cursor"],
+        "chats_cursor": chats["next_cursor"],
         "run": mint_run_id(key=key, account_id="anna", address=far, random=RANDOM),
         "foreign_chat": mint_chat_id(key=key, account_id="ben", random=RANDOM),
         "foreign_run": mint_run_id(key=key, account_id="ben", address=far, random=RANDOM),
@@ -123,11 +129,13 @@ async def _try(
     token = token_of(case.token, secrets)
     if token is not None:
         headers["authorization"] = token
+    # As bytes, so that a header may hold what httpx would not encode.
+    sent = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
     body = case.body
     if body is not None and b"{foreign_message}" in body:
         body = body.replace(b"{foreign_message}", names["foreign_message"].encode())
     response = await client.request(
-        case.method, _filled(case.path, names), content=body, headers=headers
+        case.method, _filled(case.path, names), content=body, headers=sent
     )
     error = response.json().get("error", {}) if response.content else {}
     found = (response.status_code, error.get("code"), error.get("param"))
@@ -170,6 +178,14 @@ async def test_a_body_without_a_length_is_cut_off_while_it_arrives(
         (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000, b"431"),
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 8_000, b"431"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 40_000 + b"\r\n\r\n", b"431"),
+        (b"GET /" + b"y" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", b"431"),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nx: "
+            + b"y" * 40_000
+            + b"\r\n\r\n{}GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n",
+            b"431",
+        ),
     ],
 )
 async def test_what_is_no_request_is_answered_in_the_one_shape_and_closed(
@@ -201,3 +217,20 @@ async def test_a_request_id_is_echoed_where_it_is_sane(
         assert echoed.headers["x-request-id"] == "abc-1.2_3"
         made = await client.get("/healthz", headers={"x-request-id": "a b\tc" + "d" * 99})
         assert re.fullmatch("[0-9a-f]{24}", made.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/chats", "GET, HEAD, POST"),
+        ("/v1/chats/x", "DELETE, GET, HEAD, PATCH"),
+        ("/v1/chats/x/runs/y/cancel", "POST"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_does(
+    edges: tuple[EdgeProcess, EdgeProcess], path: str, allowed: str
+) -> None:
+    async with httpx.AsyncClient(base_url=edges[0].url) as client:
+        answer = await client.put(path)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == allowed
