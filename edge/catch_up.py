@@ -7,9 +7,10 @@ readers of one run share one read.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakValueDictionary
 
 from edge.decisions.viewer import Transcript
 from edge.runs import LiveRun, RunTable
@@ -24,11 +25,17 @@ from schemas.vocabulary import RunStatus
 SPAN_RECORDS_MAX: Final = 400_000
 """A longer way back is not read for a run that history tells whole."""
 LOADS_MAX: Final = 32
+RUNS_ASKED_MAX: Final = 256
+"""Runs that are read back or wait for it, about two seconds' work: who asks for another one is refused, and comes back."""
 FIRST_RECORD_WAIT_S_MAX: Final = 1.0
 
 
 class RunUnknown(LookupError):
     """Neither the log nor history has a record of this run."""
+
+
+class CatchUpFull(Exception):
+    """As many runs are asked for as can be read back soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,14 @@ class PastRun:
     run: Run
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A run that somebody asks for: one of those who do reads it back."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    askers: int = 0
+
+
 class CatchUp:
     """Finds any run: held, on the log, or in history."""
 
@@ -45,8 +60,7 @@ class CatchUp:
         self._runs = runs
         self._reader = reader
         self._history = history
-        # A lock lives as long as somebody holds it or waits for it.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: dict[str, _Turn] = {}
         self._places = asyncio.Semaphore(LOADS_MAX)
 
     async def find(
@@ -54,7 +68,7 @@ class CatchUp:
     ) -> LiveRun | PastRun:
         """The run; waits `wait_s` for one of which this edge has seen no record yet, since another may have read further.
 
-        Raises RunUnknown, SpanFailed or HistoryUnavailable.
+        Raises RunUnknown, CatchUpFull, SpanFailed or HistoryUnavailable.
         """
         held = self._runs.get(run_id)
         if held is not None and held.transcript.last_offset >= 0:
@@ -70,11 +84,8 @@ class CatchUp:
             return PastRun(run=concluded)
         if concluded is not None and self._too_far(address, concluded):
             return PastRun(run=concluded)
-        lock = self._turns.get(run_id)
-        if lock is None:
-            lock = self._turns[run_id] = asyncio.Lock()
         try:
-            async with lock, self._places:
+            async with self._turn(run_id):
                 held = self._runs.get(run_id)
                 found = held if held is not None else await self._load(run_id, address, concluded)
         except OffsetsGone:
@@ -84,6 +95,22 @@ class CatchUp:
         if found is None:
             raise RunUnknown(run_id)
         return found
+
+    @asynccontextmanager
+    async def _turn(self, run_id: str) -> AsyncIterator[None]:
+        turn = self._turns.get(run_id)
+        if turn is None:
+            if len(self._turns) >= RUNS_ASKED_MAX:
+                raise CatchUpFull
+            turn = self._turns[run_id] = _Turn()
+        turn.askers += 1
+        try:
+            async with turn.lock, self._places:
+                yield
+        finally:
+            turn.askers -= 1
+            if not turn.askers:
+                del self._turns[run_id]
 
     @staticmethod
     async def _first_record(run: LiveRun, wait_s: float) -> LiveRun:

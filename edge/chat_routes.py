@@ -23,7 +23,7 @@ from schemas.events.chats import ChatCreated, ChatDeleted, ChatEvent, ChatRename
 from schemas.events.tokens import RunCancelled
 from schemas.ids import derived_event_id, mint_chat_id, partition_for_key
 from schemas.topics import CHATS, TOKENS
-from schemas.vocabulary import CancelReason
+from schemas.vocabulary import CancelReason, Role
 
 APPEND_WAIT_MS_MAX = 5_000
 
@@ -116,17 +116,32 @@ async def delete_chat(request: Request) -> Response:
     """DELETE /v1/chats/{chat_id}. What is still being answered in it is cancelled."""
     edge, caller = state_of(request), caller_of(request)
     chat = await chat_of(edge, caller, request.path_params["chat_id"])
-    deleted = ChatDeleted(chat_id=chat.chat_id, account_id=caller.account_id)
-    appended = await _append(edge, deleted, derived_event_id(chat.chat_id, "ChatDeleted"))
-    for run in edge.runs.runs_of_chat(chat.chat_id):
-        if run.transcript.state.open:
+    # First of all: where the log does not take a cancel, the chat is still there and the request can be repeated.
+    for run_id in await _open_runs(edge, chat):
+        try:
             await edge.appends.hand_over(
                 TOKENS,
-                RunCancelled(run_id=run.run_id, reason=CancelReason.USER),
-                event_id=derived_event_id(run.run_id, "RunCancelled chat deleted"),
+                RunCancelled(run_id=run_id, reason=CancelReason.USER),
+                event_id=derived_event_id(run_id, "RunCancelled chat deleted"),
             )
+        except AppendFailed:
+            raise _not_taken() from None
+    deleted = ChatDeleted(chat_id=chat.chat_id, account_id=caller.account_id)
+    appended = await _append(edge, deleted, derived_event_id(chat.chat_id, "ChatDeleted"))
     await _shown(edge, replace(chat, deleted=True), appended)
     return Response(status_code=204)
+
+
+async def _open_runs(edge: EdgeState, chat: Chat) -> set[str]:
+    """The chat's runs that have not ended: those that this edge holds, and the newest one, which it may not have seen begin."""
+    held = edge.runs.runs_of_chat(chat.chat_id)
+    found = {run.run_id for run in held if run.transcript.state.open}
+    leaf = await edge.history.message(chat.current_leaf) if chat.current_leaf else None
+    if leaf is not None and leaf.role is Role.ASSISTANT and leaf.finish_reason is None:
+        run = edge.runs.get(leaf.run_id)
+        if run is None or not run.transcript.state.ended:
+            found.add(leaf.run_id)
+    return found
 
 
 async def chat_of(edge: EdgeState, caller: Caller, chat_id: str) -> Chat:
@@ -221,10 +236,14 @@ async def _append(edge: EdgeState, event: ChatEvent, event_id: str) -> Appended:
             CHATS, event, event_id=event_id, wait_ms_max=APPEND_WAIT_MS_MAX
         )
     except AppendFailed:
-        raise unavailable(
-            "The log did not take this in time; it may or may not have happened.",
-            code="log_unavailable",
-        ) from None
+        raise _not_taken() from None
+
+
+def _not_taken() -> Refused:
+    return unavailable(
+        "The log did not take this in time; it may or may not have happened.",
+        code="log_unavailable",
+    )
 
 
 async def _shown(edge: EdgeState, chat: Chat, appended: Appended) -> None:

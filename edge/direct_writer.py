@@ -32,8 +32,8 @@ UNREAD_BYTES_MAX: Final = 8 * 1024 * 1024
 """How much of a body is still taken after its answer, so that the client comes to read it, before the connection is closed."""
 NOTSENT_LOWAT_BYTES: Final = 16_384
 """Without it the kernel takes megabytes for a viewer that does not read, before anybody notices."""
-USER_TIMEOUT_MS: Final = 25_000
-"""How long written bytes may stay unacknowledged: finds a peer that is gone without a word."""
+USER_TIMEOUT_MS: Final = 14_000
+"""How long written bytes may stay unacknowledged. With a keepalive every 16 s a peer that is gone silently is found in 30 s."""
 _CYCLE_NAMES: Final = (
     "response_started",
     "response_complete",

@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from edge.answers import json_answer
 from edge.auth import Caller
-from edge.catch_up import FIRST_RECORD_WAIT_S_MAX, PastRun, RunUnknown
+from edge.catch_up import FIRST_RECORD_WAIT_S_MAX, CatchUpFull, PastRun, RunUnknown
 from edge.decisions.problems import Refused, invalid, not_found, unavailable
 from edge.decisions.token_cursor import (
     START,
     BadCursor,
+    cursor_offset,
     end_position,
     event_position,
     read_cursor,
@@ -23,7 +24,7 @@ from edge.decisions.token_cursor import (
 from edge.decisions.viewer import EndedShown, SnapshotShown
 from edge.event_stream import EventStream, FinishedStream
 from edge.runs import LiveRun
-from edge.state import EdgeState, caller_of, random_id, state_of
+from edge.state import EdgeState, caller_of, overloaded, random_id, state_of
 from edge.views import live_run_json, past_run_json
 from infra.history import Run
 from infra.log.span_reader import SpanFailed
@@ -62,9 +63,9 @@ async def follow_run(request: Request) -> Response:
     chat_id, run_id = _ids(edge, caller, request)
     run = await _find(edge, caller, chat_id, run_id)
     followed = run.run_id if isinstance(run, LiveRun) else run.run.run_id
-    cursor = _cursor(request, followed)
-    if isinstance(run, LiveRun):
-        await _wait_for_tail(run, cursor)
+    cursor, given_as = _cursor(request, followed)
+    if isinstance(run, LiveRun) and not await _reached(run, cursor):
+        raise await _never_reached(edge, run, cursor, given_as)
     edge.refuse_when_late()
     headers = {"turnlog-run-id": followed, "location": run_location(chat_id, followed)}
     return stream_of(edge, run, cursor, headers)
@@ -114,6 +115,8 @@ async def cancel_run(request: Request) -> Response:
         if refused.problem.status != 404 or not edge.runs.knows(run_address(run_id)):
             raise
         found = edge.runs.expect(run_id)
+        if found.transcript.last_offset >= 0:
+            raise  # It has some: it is not of this chat.
     if isinstance(found, PastRun):
         return _cancelled(found.run.run_id, found.run.status)
     if not found.transcript.state.ended:
@@ -178,6 +181,8 @@ async def _find(
             run = await edge.catch_up.find(run_id, wait_s=wait_s)
         except (RunUnknown, BadId):
             raise not_found("run") from None
+        except CatchUpFull:
+            raise overloaded("Too many runs are being read back at once.") from None
         except SpanFailed:
             raise unavailable("The log does not answer.", code="log_unavailable") from None
         if isinstance(run, PastRun):
@@ -196,8 +201,8 @@ async def _find(
     raise not_found("run")
 
 
-def _cursor(request: Request, run_id: str) -> int:
-    """Where the client resumes: its Last-Event-ID, else `after`. Raises Refused (400)."""
+def _cursor(request: Request, run_id: str) -> tuple[int, str]:
+    """Where the client resumes, and what said so: its Last-Event-ID, else `after`. Raises Refused (400)."""
     # An empty Last-Event-ID is how an EventSource says that it has none.
     for name, text in (
         ("Last-Event-ID", request.headers.get("last-event-id") or None),
@@ -205,21 +210,36 @@ def _cursor(request: Request, run_id: str) -> int:
     ):
         if text is not None:
             try:
-                return read_cursor(text, run_id)
+                return read_cursor(text, run_id), name
             except BadCursor:
                 raise _bad_cursor(name) from None
-    return START
+    return START, ""
 
 
 def _bad_cursor(name: str) -> Refused:
     return invalid(f"{name} is no event id of this run.", param=name, code="invalid_cursor")
 
 
-async def _wait_for_tail(run: LiveRun, cursor: int) -> None:
-    """Wait until this edge has read up to the cursor, so that nothing is sent twice. Raises Refused (400)."""
+async def _reached(run: LiveRun, cursor: int) -> bool:
+    """Wait a moment until this edge has read up to the cursor, so that nothing is sent twice; whether it has."""
     try:
         async with asyncio.timeout(TAIL_BEHIND_WAIT_S_MAX):
             while cursor > run.transcript.end and not run.transcript.state.ended:
                 await run.changed()
     except TimeoutError:
-        raise _bad_cursor("Last-Event-ID") from None
+        return False
+    return True
+
+
+async def _never_reached(edge: EdgeState, run: LiveRun, cursor: int, given_as: str) -> Refused:
+    """400 for a cursor of no event; 503 where it may be one that this edge has not read so far."""
+    partition, offset = run.address.partition, cursor_offset(cursor)
+    if offset < edge.runs.positions[partition]:
+        return _bad_cursor(given_as)
+    try:
+        end = (await edge.reader.bounds(TOKENS, [partition]))[partition].end
+    except SpanFailed:
+        end = offset + 1  # Nobody knows.
+    if offset >= end:
+        return _bad_cursor(given_as)
+    return unavailable("This server has not read so far yet; come back.", code="log_behind")

@@ -103,14 +103,15 @@ class EdgeState:
         self.refuse_when_draining()
         late = self.lag.too_late
         if late or len(self.streams.open) >= STREAMS_MAX or self.runs.held >= HELD_RUNS_MAX:
-            # Jittered, so that those who are refused together do not come back together.
-            wait_s = 1 + secrets.randbelow(4)
-            raise unavailable(
-                "This server has as many streams as it can serve in time.",
-                code="overloaded",
-                retry_after_s=wait_s,
-                extra={"wait_ms": wait_s * 1000},
-            )
+            raise overloaded("This server has as many streams as it can serve in time.")
+
+
+def overloaded(message: str) -> Refused:
+    """503 with a jittered wait, so that those who are refused together do not come back together."""
+    wait_s = 1 + secrets.randbelow(4)
+    return unavailable(
+        message, code="overloaded", retry_after_s=wait_s, extra={"wait_ms": wait_s * 1000}
+    )
 
 
 def state_of(request: Request) -> EdgeState:

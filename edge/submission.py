@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge.auth import Caller
-from edge.catch_up import PastRun, RunUnknown
+from edge.catch_up import CatchUpFull, PastRun, RunUnknown
 from edge.decisions.problems import DRAINING, Refused, unavailable, unprocessable
 from edge.decisions.refusals import IDEMPOTENCY_CONFLICT, refusal_problem
 from edge.decisions.requests import NewMessage
@@ -188,7 +188,7 @@ async def _redirected(edge: EdgeState, run_id: str) -> LiveRun | PastRun:
             return run
     try:
         return await edge.catch_up.find(run_id)
-    except (RunUnknown, SpanFailed):
+    except (RunUnknown, CatchUpFull, SpanFailed):
         raise unavailable(
             "The run of this Idempotency-Key cannot be read now.", code="run_unavailable"
         ) from None

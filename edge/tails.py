@@ -87,14 +87,6 @@ async def _take(records: list[LogRecord | BadRecord], take: Callable[[LogRecord]
 async def _park(writer: LogWriter, topic: Topic, record: BadRecord) -> None:
     log.warning("parking %s/%d/%d: %s", topic.name, record.partition, record.offset, record.reason)
     try:
-        await park(
-            writer,
-            topic,
-            partition=record.partition,
-            offset=record.offset,
-            key=record.key,
-            value=record.value,
-            reason=record.reason,
-        )
+        await park(writer, topic, record)
     except AppendFailed:
         log.warning("could not park %s/%d/%d", topic.name, record.partition, record.offset)

@@ -17,7 +17,7 @@ from typing import Final, NoReturn, assert_never
 from inference_workers.decisions import generation as generations
 from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, Piece, add, take
 from inference_workers.decisions.generation import (
-    BARREN_ATTEMPTS_MAX,
+    BARREN_WORKERS_MAX,
     Generation,
     Loss,
     Phase,
@@ -153,7 +153,10 @@ class Attempt:
         ending = await self._speak()
         if ending is not None and self._generation.open:
             await self._start()
-            await self._end(ending)
+            if (
+                self._generation.open
+            ):  # The log may have told otherwise while the start waited for room.
+                await self._end(ending)
         await self._until(lambda: not self._generation.open)
 
     async def _fence(self) -> bool:
@@ -206,8 +209,8 @@ class Attempt:
         state = self._run.state
         if self._generation.tokens_left <= 0:
             return Ending(cause=cause_of_full_grant(quota_limited=self._quota_limited))
-        if self._run.barren_attempts > BARREN_ATTEMPTS_MAX:  # G7
-            return Ending(cause=EndCause.ERROR, detail="too many attempts without a token")
+        if len(self._run.barren_workers) > BARREN_WORKERS_MAX:  # G7
+            return Ending(cause=EndCause.ERROR, detail="too many workers without a token")
         self._newest = said_so_far(ids=self._run.emitted_ids, text=state.text)
         if repeats(self._newest):
             return Ending(cause=EndCause.REPETITION)

@@ -147,7 +147,9 @@ class Intake:
 
     async def _park(self, record: QueueRecord, reason: str) -> None:
         found = record.record
-        bad = isinstance(found, BadRecord)
+        if not isinstance(found, BadRecord):
+            at = (found.partition, found.offset, found.appended_ms)
+            found = BadRecord(*at, None, None, (), f"{reason}; see the source")
         self.parked += 1
         logger.warning(
             "request_parked topic=%s partition=%d offset=%d reason=%s",
@@ -156,15 +158,7 @@ class Intake:
             found.offset,
             reason,
         )
-        await park(
-            self._log,
-            record.topic,
-            partition=found.partition,
-            offset=found.offset,
-            key=found.key if isinstance(found, BadRecord) else None,
-            value=found.value if isinstance(found, BadRecord) else None,
-            reason=reason if bad else f"{reason}; see the source",
-        )
+        await park(self._log, record.topic, found)
 
     async def _keep_tails(self) -> NoReturn:
         """Give every owned partition a tail."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX
 from schemas.events.accounts import LimitsChanged, TierLimits
 from schemas.topics import RUN_DEADLINE_MS_MAX
 from schemas.vocabulary import Tier
@@ -70,7 +71,7 @@ def _tier(tier: Tier, fields: dict[str, object]) -> TierLimits:
 def _check(source: Path, tier: Tier, limits: TierLimits, models: Mapping[str, int]) -> None:
     bounds = {
         "tokens_per_window": (1, 10**15),
-        "open_runs_max": (1, 100_000),
+        "open_runs_max": (1, OPEN_RESERVATIONS_MAX),
         "input_tokens_max": (16, 10**7),
         "output_tokens_max": (1, 10**6),
         "run_deadline_ms": (1_000, RUN_DEADLINE_MS_MAX),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,11 +32,11 @@ class Secrets:
 
 
 def load_secrets(home: Path) -> Secrets:
-    """The secrets of this home, made when there are none. Safe when several processes start at once."""
+    """The secrets of this home, made when there are none. Safe when several processes start at once. Raises SecretsError."""
     path = home / FILE_NAME
-    if not path.exists():
-        _create(path)
     try:
+        if not path.exists():
+            _create(path)
         raw = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
         keys = {name: bytes.fromhex(raw[name]) for name in ("id_key", "token_key", "cache_key")}
     except (OSError, msgspec.DecodeError, KeyError, ValueError) as error:
@@ -50,15 +51,15 @@ def load_secrets(home: Path) -> Secrets:
 def _create(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = {name: secrets.token_hex(KEY_BYTES) for name in ("id_key", "token_key", "cache_key")}
-    draft = path.with_name(f".{FILE_NAME}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(fresh))
-        file.flush()
-        os.fsync(file.fileno())
+    # Readable by the owner only, and a name that nobody else writes.
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}.")
     try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(fresh))
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, path)  # Fails where another process was first: its secrets count.
     except FileExistsError:
         pass
     finally:
-        draft.unlink()
+        Path(draft).unlink()

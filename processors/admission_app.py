@@ -68,6 +68,8 @@ async def main(settings: AdmissionSettings) -> None:
             tasks=tasks,
             acknowledge=lambda message: acknowledge(app, message),
         )
+        # Asked now: at the end the broker may be gone.
+        partitions = range(await writer.partitions_of(ACCOUNTS))
         consume(app, ACCOUNTS, ledger.take)
 
         async def ready(partitions: list[int]) -> None:
@@ -86,7 +88,7 @@ async def main(settings: AdmissionSettings) -> None:
         saving = tasks.create_task(or_die("a save failed", ledger.save_forever()))
         await run_until(app, stop)
         saving.cancel()
-        ledger.revoked(range(await writer.partitions_of(ACCOUNTS)))
+        ledger.revoked(partitions)
 
 
 def _ours(partitions: Any) -> list[int]:

@@ -80,6 +80,8 @@ async def main(settings: ContextSettings) -> None:
             tasks=tasks,
             acknowledge=lambda message: acknowledge(app, message),
         )
+        # Asked now: at the end the broker may be gone.
+        partitions = set(range(await writer.partitions_of(ADMISSIONS)))
         consume(app, CHATS, assembly.take_chat)
         consume(app, OUTCOMES, assembly.take_outcome)
         consume(app, ADMISSIONS, assembly.take_admission)
@@ -94,7 +96,7 @@ async def main(settings: ContextSettings) -> None:
         app.on_partitions_assigned.connect(on_assigned)
         app.on_partitions_revoked.connect(on_revoked)
         await run_until(app, stop)
-        assembly.revoked(set(range(await writer.partitions_of(ADMISSIONS))))
+        assembly.revoked(partitions)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ PARKED_MS_MAX: Final = 10_000
 # The store is asked again at doubling intervals; what the log tells meanwhile counts at once.
 LOOK_AGAIN_MS_MIN: Final = 50
 LOOK_AGAIN_MS_MAX: Final = 800
+END_AGAIN_MS: Final = 2_000
 ANCESTORS_MAX: Final = 20_000
 # Above this a prompt takes longer to encode than other prompts should wait.
 INLINE_CHARS_MAX: Final = 16_000
@@ -176,6 +177,10 @@ class ContextAssembly:
                     writer=EndWriter.CONTEXT,
                     detail=detail,
                 )
+                await self._append(TOKENS, ended, record)
+                # Admission sends RunQueued and PromptAdmitted to two partitions without waiting. Where this end was on the log
+                # before RunQueued it did not count (R8), and the run would wait for its deadline: so it is said again.
+                await asyncio.sleep(END_AGAIN_MS / 1000)
                 await self._append(TOKENS, ended, record)
             case _:
                 assert_never(outcome)

@@ -155,7 +155,13 @@ def _record(topic: Topic, message: Any) -> LogRecord | BadRecord:
 def bad_record(message: Any, record: LogRecord, reason: str) -> BadRecord:
     """A record that decodes, and yet nobody can act on, for the reason given."""
     return BadRecord(
-        record.partition, record.offset, record.appended_ms, message.key, message.value, reason
+        record.partition,
+        record.offset,
+        record.appended_ms,
+        message.key,
+        message.value,
+        tuple(message.headers or ()),
+        reason,
     )
 
 
@@ -167,15 +173,7 @@ def log_bad(topic: Topic, bad: BadRecord) -> None:
 async def park_bad(writer: LogWriter, topic: Topic, bad: BadRecord) -> None:
     """Set a record aside, as the topic's named reader or because only we see what is wrong, and wait for it (I19)."""
     log.error("parked %s/%d/%d: %s", topic.name, bad.partition, bad.offset, bad.reason)
-    await park(
-        writer,
-        topic,
-        partition=bad.partition,
-        offset=bad.offset,
-        key=bad.key,
-        value=bad.value,
-        reason=bad.reason,
-    )
+    await park(writer, topic, bad)
 
 
 async def broker_or_stop(bootstrap: str, stop: asyncio.Event) -> bool:

@@ -26,7 +26,7 @@ from infra.history.sqlite_writer import HistoryWriter, Unstorable
 from infra.log.broker_wait import broker_listens
 from infra.log.epoch import topic_epoch
 from infra.log.group import Batch, GroupReader, Source
-from infra.log.records import BadRecord, LogRecord, RawRecord, read_record
+from infra.log.records import BadRecord, LogRecord, RawRecord, bad_record, read_record
 from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_requested
 from infra.settings import group_session_ms, kafka_bootstrap, read_settings_or_exit
 from producers.log_writer import AppendFailed, LogWriter
@@ -211,15 +211,7 @@ class Projector:
 
     async def _park(self, source: Source, raw: RawRecord, reason: str) -> None:
         _log.warning("parked %s/%d/%d: %s", source.topic.name, raw.partition, raw.offset, reason)
-        await park(
-            self._writer,
-            source.topic,
-            partition=raw.partition,
-            offset=raw.offset,
-            key=raw.key,
-            value=raw.value,
-            reason=reason,
-        )
+        await park(self._writer, source.topic, bad_record(raw, reason))
 
     async def _commit_often(self) -> None:
         while True:

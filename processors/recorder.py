@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError
 
 from infra.log.broker_wait import broker_listens
 from infra.log.group import Batch, GroupReader, Source
-from infra.log.records import BadRecord, LogRecord, RawRecord, read_record
+from infra.log.records import BadRecord, LogRecord, RawRecord, bad_record, read_record
 from infra.log.span_reader import SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
 from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_requested
@@ -164,15 +164,7 @@ class Recorder:
 
     async def _park(self, raw: RawRecord, reason: str) -> None:
         _log.warning("parked %s/%d/%d: %s", TOKENS.name, raw.partition, raw.offset, reason)
-        await park(
-            self._writer,
-            TOKENS,
-            partition=raw.partition,
-            offset=raw.offset,
-            key=raw.key,
-            value=raw.value,
-            reason=reason,
-        )
+        await park(self._writer, TOKENS, bad_record(raw, reason))
 
     async def _conclude(self, partition: Partition, done: Concluded) -> None:
         sent = []

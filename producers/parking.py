@@ -7,39 +7,36 @@ from __future__ import annotations
 
 from typing import Final
 
+from infra.log.records import BadRecord
 from producers.log_writer import AppendFailed, LogWriter, RecordTooLarge, acknowledged
 from schemas.topics import Topic
 
 H_REASON: Final = "reason"
 H_SOURCE: Final = "source"
+HAD: Final = "had-"
+"""Before the name of each header that the record had: whoever mends it needs its type and schema number."""
 PARKED_BYTES_MAX: Final = 900_000
+PARKED_HEADERS_MAX: Final = 16
+HEADER_BYTES_MAX: Final = 1_000
 
 
-async def park(
-    writer: LogWriter,
-    topic: Topic,
-    *,
-    partition: int,
-    offset: int,
-    key: bytes | None,
-    value: bytes | None,
-    reason: str,
-) -> None:
+async def park(writer: LogWriter, topic: Topic, bad: BadRecord) -> None:
     """Append the record to `topic.dead` and wait for it. Raises AppendFailed: then the source must not be committed.
 
-    A value over PARKED_BYTES_MAX is cut; the source position still says where the whole of it is.
+    What is over the limits above is cut; the source position still says where the whole of it is.
     """
-    cut = value if value is None or len(value) <= PARKED_BYTES_MAX else value[:PARKED_BYTES_MAX]
-    source = f"{topic.name}/{partition}/{offset}".encode()
-    headers = [(H_REASON, reason.encode()[:1_000]), (H_SOURCE, source)]
+    source = f"{topic.name}/{bad.partition}/{bad.offset}".encode()
+    headers = [(H_REASON, bad.reason.encode()[:HEADER_BYTES_MAX]), (H_SOURCE, source)]
+    for name, content in bad.headers[:PARKED_HEADERS_MAX]:
+        headers.append((HAD + name[:HEADER_BYTES_MAX], (content or b"")[:HEADER_BYTES_MAX]))
     future = await writer.send_raw(
         topic.dead,
-        cut if cut is not None else b"",
-        key=key[:1_000] if key else source,
-        partition=partition,
+        (bad.value or b"")[:PARKED_BYTES_MAX],
+        key=bad.key[:HEADER_BYTES_MAX] if bad.key else source,
+        partition=bad.partition,
         headers=headers,
     )
     await acknowledged(future)
 
 
-__all__ = ["H_REASON", "H_SOURCE", "AppendFailed", "RecordTooLarge", "park"]
+__all__ = ["HAD", "H_REASON", "H_SOURCE", "AppendFailed", "RecordTooLarge", "park"]

@@ -6,7 +6,6 @@ Bytes from outside raise `Undecodable` at the rim, with a reason: the caller par
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -84,6 +83,7 @@ TYPE_OF_NAME: Final = {kind.__name__: kind for kind in SCHEMA_OF}
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = {kind: msgspec.json.Decoder(kind) for kind in SCHEMA_OF}
 _TYPE_HEADER: Final = {kind: (H_TYPE, kind.__name__.encode()) for kind in SCHEMA_OF}
+_TYPE_OF_HEADER: Final = {kind.__name__.encode(): kind for kind in SCHEMA_OF}
 _SCHEMA_HEADER: Final = {kind: (H_SCHEMA, b"%d" % number) for kind, number in SCHEMA_OF.items()}
 
 
@@ -91,8 +91,7 @@ class Undecodable(ValueError):
     """The record is not an event of its topic. `str(error)` is the reason, without any of the record's content."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event with what its headers say. `cause_id` is empty for an event that came from outside."""
 
     event: Event
@@ -122,7 +121,9 @@ def decode(topic: Topic, headers: Iterable[tuple[str, bytes]], value: bytes | No
     try:
         for name, content in headers:
             if name == H_TYPE:
-                kind = TYPE_OF_NAME.get(content.decode())
+                kind = _TYPE_OF_HEADER.get(content)
+                if kind is None:
+                    content.decode()  # Tells what is no text from what is no type.
             elif name == H_SCHEMA:
                 schema = content
             elif name == H_EVENT_ID:

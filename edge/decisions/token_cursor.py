@@ -32,6 +32,11 @@ def end_position(offset: int) -> int:
     return 2 * offset + 1
 
 
+def cursor_offset(position: int) -> int:
+    """The offset of the record that a position belongs to."""
+    return position // 2
+
+
 def run_digest(run_id: str) -> str:
     """What an event id carries of its run's id."""
     return hashlib.blake2b(run_id.encode(), digest_size=_DIGEST_BYTES).hexdigest()

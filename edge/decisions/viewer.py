@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from edge.decisions.token_cursor import START, end_position, event_position
 from schemas.events.tokens import AttemptStarted, RunEvent, RunQueued, TokensGenerated
 from schemas.run_fold import NEW_RUN, Ending, RunState, fold
@@ -30,16 +32,14 @@ PIECE_CHARS_MAX: Final = 16_384
 """About how much text one joined delta carries, so that a viewer in arrears is fed in pieces that fit its buffer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedShown:
+class QueuedShown(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """run.queued"""
 
     position: int
     queued: RunQueued
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedShown:
+class StartedShown(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """run.started"""
 
     position: int
@@ -47,8 +47,7 @@ class StartedShown:
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaShown:
+class DeltaShown(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """message.delta: `count` tokens from `index` on."""
 
     position: int
@@ -57,8 +56,7 @@ class DeltaShown:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotShown:
+class SnapshotShown(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """run.snapshot: the whole text so far."""
 
     position: int
@@ -66,8 +64,7 @@ class SnapshotShown:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedShown:
+class EndedShown(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """run.ended"""
 
     position: int

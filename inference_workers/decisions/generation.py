@@ -15,8 +15,8 @@ Rules (cited by assertions and tests):
   G5  Another's accepted AttemptStarted, or a record of ours that is not accepted, makes it lost.
   G6  A record of ours that was acknowledged and is not back within BACK_WAIT_MS_MAX makes it lost. The time counts from the
       acknowledgement: in an outage of the broker nothing comes back and nothing is lost either.
-  G7  A run whose attempts made no token BARREN_ATTEMPTS_MAX times in a row is ended by the next attempt: a prompt that kills its
-      engine must not kill every engine.
+  G7  A run of which BARREN_WORKERS_MAX workers in a row made no token is ended by the next one: a prompt that kills its engine must
+      not kill every engine. A worker that lives and tries again counts once: it was late, and killed nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from schemas.vocabulary import EndCause, EndWriter
 BACK_WAIT_MS_MAX: Final = 1_000
 # An idempotent send waits for ever in an outage; after this the process ends and begins anew.
 ACK_WAIT_MS_MAX: Final = 30_000
-BARREN_ATTEMPTS_MAX: Final = 4
+BARREN_WORKERS_MAX: Final = 4
 ENGINE_FAILURES_MAX: Final = 3
 
 

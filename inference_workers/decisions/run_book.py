@@ -31,12 +31,12 @@ OPEN_HELD_MAX: Final = 5_000
 class FollowedRun:
     """A run with what a takeover needs. `ids` are those of all its tokens, piece by piece, or None where they are not exact.
 
-    `barren_attempts` counts the accepted attempts since the last accepted token.
+    `barren_workers` are those whose attempts were accepted since the last accepted token.
     """
 
     state: RunState = NEW_RUN
     ids: tuple[tuple[int, ...], ...] | None = ()
-    barren_attempts: int = 0
+    barren_workers: frozenset[str] = frozenset()
 
     @property
     def emitted_ids(self) -> tuple[int, ...] | None:
@@ -56,9 +56,10 @@ def follow(run: FollowedRun, event: RunEvent) -> tuple[FollowedRun, bool]:
         case TokensGenerated():
             exact = event.ids is not None and len(event.ids) == event.count
             ids = (*run.ids, event.ids or ()) if run.ids is not None and exact else None
-            return replace(run, state=state, ids=ids, barren_attempts=0), True
+            return replace(run, state=state, ids=ids, barren_workers=frozenset()), True
         case AttemptStarted():
-            return replace(run, state=state, barren_attempts=run.barren_attempts + 1), True
+            barren = run.barren_workers | {event.worker_id}
+            return replace(run, state=state, barren_workers=barren), True
         case _:
             return replace(run, state=state), True
 

@@ -15,6 +15,7 @@ RESUME_WAIT_S: Final = 0.25
 CONNECT_WAIT_S: Final = 5.0
 READ_WAIT_S: Final = 45.0  # Three keepalives without a byte: the connection is dead.
 NO_CONTENT: Final = 204
+UNAVAILABLE: Final = 503
 
 
 class EdgeRefusedError(Exception):
@@ -90,6 +91,7 @@ class EdgeClient:
     ) -> AsyncIterator[ServerEvent]:
         """A run's events after `last_id`, to the end. Raises EdgeRefusedError after RESUMES_MAX broken connections."""
         path = f"/v1/chats/{chat_id}/runs/{run_id}/events"
+        refused: EdgeRefusedError | None = None
         for attempt in range(RESUMES_MAX):
             try:
                 headers = {"Last-Event-ID": last_id} if last_id else {}
@@ -104,9 +106,16 @@ class EdgeClient:
                         if event.name == "run.ended":
                             return
             except httpx.TransportError:
-                # The edge is restarting or drains: what it owes us is on the log.
-                await asyncio.sleep(RESUME_WAIT_S * min(attempt + 1, 8))
-        raise self._unreachable()
+                refused = None
+            except EdgeRefusedError as error:
+                if error.status != UNAVAILABLE:
+                    raise
+                refused = error
+            else:
+                continue
+            # The edge is restarting, drains or is full: what it owes us is on the log.
+            await asyncio.sleep(RESUME_WAIT_S * min(attempt + 1, 8))
+        raise refused or self._unreachable()
 
     def _unreachable(self) -> EdgeRefusedError:
         return EdgeRefusedError(f"no Turnlog answers at {self._url}: start one with `turnlog up`")

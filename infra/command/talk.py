@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -16,10 +17,12 @@ import typer
 from edge.auth import mint_token
 from infra.command.edge_client import EdgeClient, EdgeRefusedError
 from infra.secrets import load_secrets
-from infra.settings import read_settings_or_exit
+from infra.settings import exit_with_usage_error, read_settings_or_exit
 from schemas.vocabulary import Tier
 
 TOKEN_TTL: Final = timedelta(days=1)
+READ_BYTES_MAX: Final = 65_536
+INTERRUPTED_EXIT: Final = 130
 _QUIET_FINISH: Final = "stop"
 
 Account = Annotated[str, typer.Option(help="Who asks.")]
@@ -45,7 +48,7 @@ def ask(
     url: Url = "",
     max_tokens: MaxTokens = 0,
 ) -> None:
-    """Ask one question and stream the answer into the terminal. Ctrl-C stops the answer."""
+    """Ask one question and stream the answer into the terminal. Ctrl-C stops the answer, a second one the command."""
 
     async def run(client: EdgeClient) -> None:
         chat = await client.call("POST", "/v1/chats", _chat(system))
@@ -61,20 +64,20 @@ def chat(
     url: Url = "",
     max_tokens: MaxTokens = 0,
 ) -> None:
-    """Talk; each line is a message. Ctrl-C stops an answer, Ctrl-D ends the chat."""
+    """Talk; each line is a message. Ctrl-C stops an answer and, where none is under way, the chat; so does Ctrl-D."""
 
     async def run(client: EdgeClient) -> None:
         made = await client.call("POST", "/v1/chats", _chat(system))
-        interactive = sys.stdin.isatty()
+        lines = InputLines(sys.stdin.fileno())
         while True:
-            if interactive:
+            if sys.stdin.isatty():
                 typer.echo("you> ", nl=False)
-            line = await asyncio.to_thread(sys.stdin.readline)
-            if not line:
+            line = await lines.next()
+            if line is None:
                 return
             if line.strip():
                 try:
-                    await _answer(client, made["id"], line.rstrip("\n"), max_tokens)
+                    await _answer(client, made["id"], line, max_tokens)
                 except EdgeRefusedError as error:
                     typer.echo(f"turnlog: {error}", err=True)
 
@@ -89,22 +92,14 @@ async def _answer(client: EdgeClient, chat_id: str, question: str, max_tokens: i
     body: dict[str, Any] = {"content": question}
     if max_tokens:
         body["max_output_tokens"] = max_tokens
-    run_id = ""
-    stopping: asyncio.Task[Any] | None = None
-
-    def stop() -> None:
-        nonlocal stopping
-        if run_id and stopping is None:
-            path = f"/v1/chats/{chat_id}/runs/{run_id}/cancel"
-            stopping = asyncio.ensure_future(client.call("POST", path))
-
+    stop = _Stop(client, chat_id)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGINT, stop.ask)
     try:
         async for event in client.say(chat_id, body):
             match event.name:
                 case "run.queued":
-                    run_id = event.data["run_id"]
+                    stop.run_is(event.data["run_id"])
                 case "message.delta" | "run.snapshot":
                     sys.stdout.write(event.data["text"])
                     sys.stdout.flush()
@@ -116,16 +111,87 @@ async def _answer(client: EdgeClient, chat_id: str, question: str, max_tokens: i
                     pass
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        if stopping is not None:
+        await stop.sent()
+
+
+class _Stop:
+    """Ctrl-C during an answer: the first one cancels the run, as soon as it is known; the second one ends the command."""
+
+    def __init__(self, client: EdgeClient, chat_id: str) -> None:
+        self._client = client
+        self._chat_id = chat_id
+        self._run_id = ""
+        self._asked = False
+        self._sending: asyncio.Task[Any] | None = None
+        self._answering = asyncio.current_task()
+
+    def ask(self) -> None:
+        """Ctrl-C."""
+        if not self._asked:
+            self._asked = True
+            typer.echo("[stopping]", err=True)
+            self._send()
+        elif self._answering is not None:
+            self._answering.cancel()
+
+    def run_is(self, run_id: str) -> None:
+        """The answer's run is known from here on."""
+        self._run_id = run_id
+        self._send()
+
+    def _send(self) -> None:
+        if self._asked and self._run_id and self._sending is None:
+            path = f"/v1/chats/{self._chat_id}/runs/{self._run_id}/cancel"
+            self._sending = asyncio.ensure_future(self._client.call("POST", path))
+
+    async def sent(self) -> None:
+        """Wait until the edge has answered, if anything was asked of it."""
+        if self._sending is not None:
             with suppress(EdgeRefusedError):
-                await stopping
+                await self._sending
+
+
+class InputLines:
+    """Lines of a file descriptor, read without a thread: one that waits for a terminal would outlive Ctrl-C."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        self._ended = False
+
+    async def next(self) -> str | None:
+        """The next line without its end; None where there is no further one."""
+        while b"\n" not in self._rest and not self._ended:
+            await self._readable()
+            piece = os.read(self._descriptor, READ_BYTES_MAX)
+            self._ended = not piece
+            self._rest += piece
+        if not self._rest:
+            return None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode("utf-8", "replace").removesuffix("\r")
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        try:
+            loop.add_reader(self._descriptor, ready.set)
+        except PermissionError:
+            return  # A regular file: it never lets anybody wait.
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
 
 
 def _with_client(run: Any, *, account: str, tier: Tier, url: str) -> None:
     settings = read_settings_or_exit(TalkSettings)
-    token = mint_token(
-        key=load_secrets(settings.home).token_key, account_id=account, tier=tier, ttl=TOKEN_TTL
-    )
+    try:
+        token = mint_token(
+            key=load_secrets(settings.home).token_key, account_id=account, tier=tier, ttl=TOKEN_TTL
+        )
+    except ValueError as error:  # Damaged secrets too.
+        exit_with_usage_error(str(error))
     target = url or f"http://127.0.0.1:{settings.port}"
 
     async def talk() -> None:
@@ -137,5 +203,5 @@ def _with_client(run: Any, *, account: str, tier: Tier, url: str) -> None:
     except EdgeRefusedError as error:
         typer.echo(f"turnlog: {error}", err=True)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise SystemExit(INTERRUPTED_EXIT) from None

@@ -27,6 +27,10 @@ class TopicPlanError(Exception):
     """The plan cannot be applied. The message is one line."""
 
 
+class PlanRefused(TopicPlanError):
+    """The cluster has what is never changed: the settings do not fit it, and trying again does not help."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedTopic:
     """A topic as the cluster should have it."""
@@ -130,7 +134,7 @@ async def _with_admin(
                 todo = difference(wanted, await _found(admin, wanted))
                 if apply:
                     if todo.refused:
-                        raise TopicPlanError(todo.refused[0])
+                        raise PlanRefused(todo.refused[0])
                     await _create(admin, todo.create, replicas)
                     await _configure(admin, todo.configure)
                 return todo

@@ -10,8 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from infra.command.topics import Difference, TopicPlanError, apply_topics, plan_topics
-from infra.settings import kafka_bootstrap, read_settings_or_exit
+from infra.command.topics import (
+    Difference,
+    PlanRefused,
+    TopicPlanError,
+    apply_topics,
+    plan_topics,
+)
+from infra.settings import USAGE_ERROR_EXIT, kafka_bootstrap, read_settings_or_exit
 from schemas.topics import Cleanup, all_topics
 
 topics = typer.Typer(
@@ -46,7 +52,7 @@ def plan() -> None:
         _fail(error)
     _show(todo, done=False)
     if todo.refused:
-        raise SystemExit(2)
+        raise SystemExit(USAGE_ERROR_EXIT)
 
 
 @topics.command()
@@ -85,7 +91,7 @@ def list_topics() -> None:
 
 def _fail(error: TopicPlanError) -> NoReturn:
     typer.echo(f"turnlog: {error}", err=True)
-    raise SystemExit(1)
+    raise SystemExit(USAGE_ERROR_EXIT if isinstance(error, PlanRefused) else 1)
 
 
 def _show(difference: Difference, *, done: bool) -> None:

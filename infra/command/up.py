@@ -14,29 +14,51 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.command.policy import PolicyNotWritten, sync_policy
-from infra.command.topics import TopicPlanError, apply_topics
+from infra.command.topics import PlanRefused, TopicPlanError, apply_topics
 from infra.embedded.jars import JarError
 from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
-from infra.models.packaged import ModelFileMissingError
-from infra.models.registry import MODELS, UnknownModelError, require_models
+from infra.history import HistoryUnavailable
+from infra.history.sqlite import HISTORY_FILE, connect
+from infra.models.registry import MODELS
 from infra.policies import PolicyError, read_policies
+from infra.secrets import SecretsError, load_secrets
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (
+    FREE_MIB_MIN,
     HomeInUseError,
     SystemState,
     end_leftovers,
+    free_mib,
+    holder,
     is_locked,
     live_process,
     locked_home,
     read_state,
 )
-from infra.supervisor.plan import UpSettings, broker_plan, planned_parts, require_free_ports
+from infra.supervisor.plan import (
+    UpSettings,
+    broker_plan,
+    planned_parts,
+    require_free_ports,
+    require_installed,
+)
 from infra.supervisor.supervise import NAME_WIDTH, Supervisor, say
 
 EXISTING_CLUSTER_WAIT_S: Final = 15.0
 DOWN_WAIT_S: Final = 15.0
 DOWN_POLL_S: Final = 0.05
 MIB: Final = 1024 * 1024
+# What stops a start before anything was started.
+UNUSABLE: Final = (
+    HomeInUseError,
+    BrokerError,
+    HistoryUnavailable,
+    JarError,
+    PolicyError,
+    SecretsError,
+    SettingsError,
+    OSError,
+)
 
 
 def up() -> None:
@@ -45,21 +67,19 @@ def up() -> None:
     try:
         with locked_home(settings.home):
             raise SystemExit(_run(settings))
-    except (UnknownModelError, ModelFileMissingError) as error:
-        exit_with_usage_error(f"TURNLOG_MODELS: {error}")
-    except (HomeInUseError, BrokerError, JarError, PolicyError, SettingsError, OSError) as error:
+    except UNUSABLE as error:
         exit_with_usage_error(str(error))
 
 
 def down() -> None:
     """Stop the system of this home, from another terminal."""
     settings = read_settings_or_exit(UpSettings)
-    state = read_state(settings.home)
-    if state is None or live_process(state.supervisor_pid, state.supervisor_created_s) is None:
+    supervisor = holder(settings.home)
+    if supervisor is None:
         ended = end_leftovers(settings.home) if not is_locked(settings.home) else ()
         typer.echo(f"Nothing runs in {settings.home}." if not ended else _ended_line(ended))
         return
-    pid, created_s = state.supervisor_pid, state.supervisor_created_s
+    pid, created_s = supervisor.pid, supervisor.create_time()
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + DOWN_WAIT_S
     pause = threading.Event()
@@ -89,10 +109,16 @@ def status() -> None:
 def _run(settings: UpSettings) -> int:
     windows = {name: spec.context_window for name, spec in MODELS.items()}
     limits = read_policies(settings.policies, models=windows, changed_by="turnlog up")
-    require_models(settings.models)
+    require_installed(settings)
+    if (free := free_mib(settings.home)) < FREE_MIB_MIN:
+        raise SettingsError(
+            f"only {free} MiB are free for {settings.home}; it needs {FREE_MIB_MIN}"
+        )
+    load_secrets(settings.home)
     ended = end_leftovers(settings.home)
     if ended:
         say(_ended_line(ended))
+    connect(settings.home / HISTORY_FILE).close()
     require_free_ports(settings)
     broker: BrokerCommand | None = None
     if not settings.kafka:
@@ -108,6 +134,8 @@ def _run(settings: UpSettings) -> int:
                 settings.bootstrap, models=settings.models, partitions=settings.partitions
             )
             written = await sync_policy(settings.bootstrap, limits)
+        except PlanRefused as error:
+            raise SettingsError(str(error)) from error
         except (TopicPlanError, PolicyNotWritten) as error:
             raise RuntimeError(str(error)) from error
         policy = f", policy written to {written} partitions" if written else ""

@@ -133,8 +133,12 @@ def connect(path: Path) -> sqlite3.Connection:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.OperationalError) as error:
         raise HistoryUnavailable(f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise HistoryUnavailable(
+            f"{path} is damaged ({error}): remove it, it is rebuilt from the log"
+        ) from error
     if version not in (0, SCHEMA_VERSION):
         connection.close()
         raise HistoryUnavailable(

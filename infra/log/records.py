@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from schemas.codec import Envelope, Undecodable, decode
 from schemas.events import Event
 from schemas.topics import Topic
@@ -28,8 +30,7 @@ class RawRecord(Protocol):
     def headers(self) -> Iterable[tuple[str, bytes]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """A decoded record. `appended_ms` is the broker's append time."""
 
     partition: int
@@ -52,7 +53,15 @@ class BadRecord:
     appended_ms: int
     key: bytes | None
     value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
     reason: str
+
+
+def bad_record(raw: RawRecord, reason: str) -> BadRecord:
+    """The raw record with the reason why nobody can act on it."""
+    return BadRecord(
+        raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers), reason
+    )
 
 
 def read_record(topic: Topic, raw: RawRecord) -> LogRecord | BadRecord:
@@ -60,5 +69,5 @@ def read_record(topic: Topic, raw: RawRecord) -> LogRecord | BadRecord:
     try:
         envelope = decode(topic, raw.headers, raw.value)
     except Undecodable as error:
-        return BadRecord(raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, str(error))
+        return bad_record(raw, str(error))
     return LogRecord(raw.partition, raw.offset, raw.timestamp, envelope)

@@ -22,6 +22,7 @@ from schemas.topics import Topic
 POLL_WAIT_MS: Final = 20
 SPAN_WAIT_MS_MAX: Final = 10_000
 READERS_MAX: Final = 4
+PLACE_WAIT_MS_MAX: Final = 30_000
 START_WAIT_MS_MAX: Final = 30_000
 STOP_WAIT_MS_MAX: Final = 3_000
 
@@ -41,9 +42,18 @@ class Bounds:
 class SpanReader:
     """A pool of READERS_MAX consumers for spans, and one more for offsets."""
 
-    def __init__(self, *, bootstrap: str, client_id: str, readers_max: int = READERS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        bootstrap: str,
+        client_id: str,
+        readers_max: int = READERS_MAX,
+        place_wait_ms_max: int = PLACE_WAIT_MS_MAX,
+    ) -> None:
+        """`place_wait_ms_max`: how long a span waits for one of the `readers_max` consumers."""
         self._bootstrap = bootstrap
         self._client_id = client_id
+        self._place_wait_ms_max = place_wait_ms_max
         self._idle: asyncio.LifoQueue[AIOKafkaConsumer | None] = asyncio.LifoQueue(readers_max)
         for _ in range(readers_max):
             self._idle.put_nowait(None)  # A place for a consumer that is built when first needed.
@@ -56,11 +66,7 @@ class SpanReader:
 
     async def __aexit__(self, *_: object) -> None:
         for consumer in self._built:
-            try:
-                async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
-                    await consumer.stop()
-            except TimeoutError:
-                pass
+            await _stop(consumer)
 
     async def _build(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
@@ -72,10 +78,31 @@ class SpanReader:
             fetch_max_wait_ms=POLL_WAIT_MS,
             max_partition_fetch_bytes=4_194_304,
         )
-        async with asyncio.timeout(START_WAIT_MS_MAX / 1000):
-            await consumer.start()
+        try:
+            async with asyncio.timeout(START_WAIT_MS_MAX / 1000):
+                await consumer.start()
+        except BaseException:
+            await _stop(consumer)
+            raise
         self._built.append(consumer)
         return consumer
+
+    async def _take(self, source: TopicPartition) -> AIOKafkaConsumer:
+        """An idle consumer, or a new one in a free place. Whoever gives up meanwhile leaves the place free."""
+        try:
+            async with asyncio.timeout(self._place_wait_ms_max / 1000):
+                idle = await self._idle.get()
+        except TimeoutError as error:
+            raise SpanFailed(f"{source.topic}/{source.partition}: no reader is free") from error
+        if idle is not None:
+            return idle
+        try:
+            return await self._build()
+        except BaseException as error:
+            self._idle.put_nowait(None)
+            if isinstance(error, KafkaError | TimeoutError):
+                raise SpanFailed(f"{source.topic}/{source.partition}") from error
+            raise
 
     async def bounds(self, topic: Topic, partitions: list[int]) -> dict[int, Bounds]:
         """The kept span of each partition. Raises SpanFailed."""
@@ -117,12 +144,12 @@ class SpanReader:
         """Batches of the records with start <= offset < end, in order; with `only_key` those that have it (a batch may be empty).
 
         `end` must not lie beyond the partition's end. Raises OffsetsGone where `start` is older than what is kept, SpanFailed
-        after SPAN_WAIT_MS_MAX without a record.
+        after SPAN_WAIT_MS_MAX without a record, or where no reader is free or none can connect.
         """
         if start >= end:
             return
-        consumer = await self._idle.get() or await self._build()
         source = TopicPartition(topic.name, partition)
+        consumer = await self._take(source)
         position = start
         try:
             consumer.assign([source])
@@ -150,3 +177,11 @@ class SpanReader:
             raise OffsetsGone(f"{source.topic}/{source.partition}") from error
         except (KafkaError, TimeoutError) as error:
             raise SpanFailed(f"{source.topic}/{source.partition}") from error
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    try:
+        async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
+            await consumer.stop()
+    except TimeoutError:
+        pass

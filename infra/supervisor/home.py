@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +23,8 @@ LOCK_NAME: Final = "supervisor.lock"
 LEFTOVER_TERM_S: Final = 4.0
 LEFTOVER_KILL_S: Final = 2.0
 SAME_PROCESS_S: Final = 0.05
+# With less a broker dies at its first segment.
+FREE_MIB_MIN: Final = 32
 
 
 class HomeInUseError(RuntimeError):
@@ -54,6 +57,11 @@ class SystemState:
     parts: tuple[ProcessState, ...]
 
 
+def free_mib(home: Path) -> int:
+    """Whole MiB that are free where the home lies."""
+    return shutil.disk_usage(home).free // (1024 * 1024)
+
+
 @contextmanager
 def locked_home(home: Path) -> Iterator[None]:
     """Hold the home for this process; raise HomeInUseError when another one holds it."""
@@ -63,12 +71,15 @@ def locked_home(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            state = read_state(home)
-            by = f" (pid {state.supervisor_pid})" if state else ""
+            by_process = holder(home)
+            by = f" (pid {by_process.pid})" if by_process else ""
             raise HomeInUseError(
                 f"{home} is in use by a running system{by}; stop it with `turnlog down` "
                 "or set TURNLOG_HOME to another folder"
             ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} {created_s(os.getpid())}\n")
+        lock.flush()
         yield
 
 
@@ -83,6 +94,17 @@ def is_locked(home: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def holder(home: Path) -> psutil.Process | None:
+    """The supervisor that holds this home, also one that has not written a state yet; None where none does."""
+    if not is_locked(home):
+        return None
+    try:
+        pid, created = (home / LOCK_NAME).read_text("utf-8").split()
+        return live_process(int(pid), float(created))
+    except (OSError, ValueError):
+        return None
 
 
 def write_state(home: Path, state: SystemState) -> None:

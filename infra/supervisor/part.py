@@ -17,14 +17,20 @@ from typing import Final, assert_never
 
 from infra.process import READY_FILE_VARIABLE
 from infra.supervisor.home import ProcessState, created_s
-from infra.supervisor.restarts import GiveUp, Restart, after_death, death_in_words
+from infra.supervisor.restarts import (
+    GiveUp,
+    Restart,
+    after_death,
+    death_in_words,
+    last_reason,
+)
 
 START_DEADLINE_S: Final = 60.0
 FAILED_EXIT: Final = 1
 READY_POLL_S: Final = 0.02
 DEATHS_KEPT_MAX: Final = 10_001
 LOG_BYTES_MAX: Final = 8 * 1024 * 1024
-LOG_TAIL_BYTES: Final = 4096
+LOG_TAIL_BYTES: Final = 16_384
 _TETHER: Final = Path(__file__).with_name("tether.py")
 
 
@@ -39,13 +45,17 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlan:
-    """How a part is started. Without a probe it is ready when it has made its ready file."""
+    """How a part is started. Without a probe it is ready when it has made its ready file.
+
+    What it prints goes to `log`; `own_log` is where it says more than that.
+    """
 
     name: str
     argv: tuple[str, ...]
     phase: Phase
     log: Path
     ready_file: Path
+    own_log: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     probe: Callable[[], Awaitable[None]] | None = None
@@ -234,13 +244,13 @@ class Part:
         self._tell(PartNews(name=self.plan.name, line=line or ""))
 
     def _last_words(self, failure: str, code: int) -> str:
-        """The failure with its reason: the last critical line that the process logged, or its last."""
+        """The failure with its reason, as far as the process has said one, and where to read on."""
+        path = self.plan.own_log or self.plan.log
         try:
-            with self.plan.log.open("rb") as log:
-                log.seek(max(0, self.plan.log.stat().st_size - LOG_TAIL_BYTES))
+            with path.open("rb") as log:
+                log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
                 lines = log.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             lines = []
-        reasons = [line for line in lines if " CRITICAL " in line] or lines
-        last = f": {reasons[-1].removeprefix('turnlog: ')}" if reasons else ""
-        return f"{failure} ({death_in_words(code)}){last}; see {self.plan.log}"
+        last = last_reason(lines)
+        return f"{failure} ({death_in_words(code)}){': ' + last if last else ''}; see {path}"

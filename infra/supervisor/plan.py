@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from infra.embedded.kafka import BrokerCommand, BrokerPlan, require_free_port, wait_until_serving
+from infra.models.packaged import ModelFileMissingError
+from infra.models.registry import UnknownModelError, require_models
 from infra.settings import (
     SettingsError,
     cache_folder,
@@ -78,6 +80,14 @@ def require_free_ports(settings: UpSettings) -> None:
         require_free_port(port, variable)
 
 
+def require_installed(settings: UpSettings) -> None:
+    """Raise SettingsError where a model is unknown or its file is not there; one in parts is joined."""
+    try:
+        require_models(settings.models)
+    except (UnknownModelError, ModelFileMissingError) as error:
+        raise SettingsError(f"TURNLOG_MODELS: {error}") from error
+
+
 def broker_plan(settings: UpSettings) -> BrokerPlan:
     """The embedded broker of this system."""
     return BrokerPlan(
@@ -123,8 +133,9 @@ def _broker_part(settings: UpSettings, broker: BrokerCommand) -> PartPlan:
         name="kafka",
         argv=broker.argv,
         phase=Phase.BROKER,
-        # What the broker logs goes to kafka.log; here is what the Java runtime says.
+        # What the Java runtime says; the broker itself has a log of its own.
         log=settings.home / "logs" / "kafka.out",
+        own_log=settings.home / "logs" / "kafka.log",
         ready_file=settings.home / "run" / "kafka.ready",
         port=settings.kafka_port,
         probe=probe,

@@ -10,6 +10,7 @@ R4. A death while the broker was away is the broker's: it is not counted, and th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ DEATHS_WINDOW_S: Final = 60.0
 RESTART_DELAY_S_MIN: Final = 0.2
 RESTART_DELAY_S_MAX: Final = 5.0
 USAGE_ERROR_EXIT: Final = 2
+_EXCEPTION: Final = re.compile(r"(Caused by: )?[A-Za-z_][\w.$]*(Error|Exception)(: |$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,18 @@ def after_death(
         return GiveUp(reason=f"died {recent} times within a minute")
     delay_s = min(RESTART_DELAY_S_MAX, RESTART_DELAY_S_MIN * 2.0 ** (recent - 1))
     return Restart(delay_s=delay_s)
+
+
+def last_reason(lines: Sequence[str]) -> str:
+    """Why a process ended, from the end of its log: its last critical line, else the last exception, else its last line."""
+    for told in (
+        [line for line in lines if " CRITICAL " in line],
+        [line for line in lines if _EXCEPTION.match(line)],
+        lines,
+    ):
+        if told:
+            return told[-1].removeprefix("turnlog: ")
+    return ""
 
 
 def death_in_words(exit_code: int) -> str:

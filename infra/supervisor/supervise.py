@@ -12,7 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from infra.supervisor.home import created_s, forget_state, own_state, write_state
+from infra.settings import SettingsError
+from infra.supervisor.home import (
+    FREE_MIB_MIN,
+    created_s,
+    forget_state,
+    free_mib,
+    own_state,
+    write_state,
+)
 from infra.supervisor.part import FAILED_EXIT, Part, PartNews, PartPlan, Phase
 from infra.supervisor.restarts import USAGE_ERROR_EXIT
 
@@ -109,6 +117,8 @@ class Supervisor:
         async def prepare() -> None:
             try:
                 say(f"{'topics':<{NAME_WIDTH}} {await step()}")
+            except SettingsError as error:
+                self._fail(f"topics: {error}", USAGE_ERROR_EXIT)
             except (RuntimeError, OSError, ValueError) as error:  # A KafkaError is a RuntimeError.
                 self._fail(f"topics: {str(error) or type(error).__name__}", FAILED_EXIT)
 
@@ -141,9 +151,14 @@ class Supervisor:
     def _fail(self, reason: str, exit_code: int) -> None:
         """The first reason counts; what follows it is mostly its consequence."""
         if not self._stop.is_set():
-            self._failure = reason
+            self._failure = reason + self._short_of_disk()
             self._exit_code = USAGE_ERROR_EXIT if exit_code == USAGE_ERROR_EXIT else FAILED_EXIT
         self._stop.set()
+
+    def _short_of_disk(self) -> str:
+        """A full disk is what most parts cannot say themselves: there is no room for their last words."""
+        free = free_mib(self._home)
+        return f"; only {free} MiB are free for {self._home}" if free < FREE_MIB_MIN else ""
 
     def _tell(self, news: PartNews) -> None:
         self._write_state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -14,6 +15,7 @@ from aiokafka.errors import KafkaError
 from infra.log.epoch import topic_epoch
 from infra.log.records import LogRecord
 from infra.log.span_reader import Bounds, SpanReader
+from infra.models.registry import MODELS
 from infra.verify.findings import Findings, Record
 from infra.verify.history_audit import HistoryAudit
 from infra.verify.judgement import Audit
@@ -30,6 +32,7 @@ from schemas.topics import (
     WORKERS,
     Cleanup,
     Topic,
+    all_topics,
 )
 
 ADMIN_WAIT_MS_MAX: Final = 30_000
@@ -49,6 +52,8 @@ READ_ORDER: Final = (
 )
 HISTORY_TOPICS: Final = (CHATS, ADMISSIONS, OUTCOMES)
 assert set(READ_ORDER) == set(FIXED), "every topic is read"
+# Requests for engines are not audited, yet what is parked of them is counted.
+EVERY_TOPIC: Final = all_topics(tuple(MODELS))
 
 
 class NoTopics(Exception):
@@ -160,16 +165,9 @@ class RecordedSystem:
 
     async def _parked(self) -> None:
         parked = 0
-        for topic in FIXED:
-            dead = Topic(
-                name=topic.dead,
-                key=topic.key,
-                events=(),
-                retention_ms=topic.retention_ms,
-                writers=topic.writers,
-                readers=topic.readers,
-            )
-            bounds = await self._reader.bounds(dead, list(range(self._partitions[topic.dead])))
+        for topic in EVERY_TOPIC:
+            partitions = list(range(self._partitions.get(topic.dead, 0)))
+            bounds = await self._reader.bounds(replace(topic, name=topic.dead), partitions)
             parked += sum(kept.end - kept.first for kept in bounds.values())
         self.counts["parked records"] = parked
 
@@ -177,15 +175,16 @@ class RecordedSystem:
 async def partition_counts(bootstrap: str) -> dict[str, int]:
     """How many partitions each topic has, `.dead` ones too. Raises NoTopics."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    names = [name for topic in FIXED for name in (topic.name, topic.dead)]
+    needed = [name for topic in FIXED for name in (topic.name, topic.dead)]
     try:
         async with asyncio.timeout(ADMIN_WAIT_MS_MAX / 1000):
             await admin.start()
             try:
                 there = set(await admin.list_topics())
-                if missing := [name for name in names if name not in there]:
+                if missing := [name for name in needed if name not in there]:
                     raise NoTopics(f"{bootstrap} has no topic {missing[0]}: is this the cluster?")
-                described = await admin.describe_topics(names)
+                wanted = {*needed, *(topic.dead for topic in EVERY_TOPIC)}
+                described = await admin.describe_topics(sorted(wanted & there))
             finally:
                 await admin.close()
     except (KafkaError, TimeoutError) as error:

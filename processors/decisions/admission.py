@@ -7,7 +7,8 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
       of them, of which at most `enqueued_runs_max` may wait. `interrupt`: if it is admitted, all of them are cancelled first, those that
       wait too, and it comes behind the newest. Either way that one's answer is its parent, unless the client named another.
   Q7  Rates (rules V1 to V4), requests before tokens: refused, rate_limited.
-  Q8  As many runs may generate at once as the tier allows: refused, too_many_runs. One that waits for another adds none.
+  Q8  As many runs may generate at once as the tier allows: refused, too_many_runs. One that waits for another adds none. As many are
+      not measured, ended or not, as a snapshot can hold: refused, overloaded; it takes an outage of the recorder to come to that.
   Q9  The same for the seat; and in this window no more than `seats_max` seats.
   Q10 The model is not one of the tier's, or the edge counted no tokens for it: refused, model_not_allowed. The ladder may put the model's
       smaller one in its place (rules L1 to L4).
@@ -36,27 +37,25 @@ from processors.decisions.ladder import Step, step
 from processors.decisions.quota import TokenGrant, Window, grant, headroom, window_at
 from processors.decisions.rates import burst, filled, wait_ms
 from processors.decisions.seats import in_window, seat_name, use_of
-from schemas.events.account_snapshots import OpenReservation
+from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX, OpenReservation
 from schemas.events.accounts import LaneWait, LimitsChanged, PromptSubmitted, TierLimits
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReserved
 from schemas.events.tokens import Refusal, RunCancelled, RunEnded, RunQueued
 from schemas.topics import RUN_DEADLINE_MS_MAX
 from schemas.vocabulary import (
+    LANE_OF_TIER,
     CancelReason,
     EndCause,
     EndWriter,
     Lane,
     OnBusy,
     RefusalReason,
-    Tier,
 )
 
 RETRY_OPEN_RUNS_MS: Final = 2_000
 RETRY_OVERLOADED_MS_MIN: Final = 1_000
 RETRY_OVERLOADED_MS_MAX: Final = 60_000
-
-LANE_OF_TIER: Final = {Tier.TEAM: Lane.TEAM, Tier.PLUS: Lane.PLUS, Tier.FREE: Lane.FREE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +200,13 @@ def _rate(case: _Case, choice: _Choice | None) -> Refusal | None:
 
 def _open_runs(case: _Case) -> Refusal | None:
     """Q8."""
+    if len(case.account.open) >= OPEN_RESERVATIONS_MAX:
+        return Refusal(
+            reason=RefusalReason.OVERLOADED,
+            retry_after_ms=RETRY_OVERLOADED_MS_MAX,
+            wait_ms=RETRY_OVERLOADED_MS_MAX,
+            detail="too many reservations wait for their settlement",
+        )
     if _waits(case) or may_generate(case.live) < case.tier.open_runs_max:
         return None
     return Refusal(

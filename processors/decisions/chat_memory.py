@@ -7,7 +7,7 @@ Rules (cited by tests):
       arrival does not matter, and what is known never changes.
   M2  A message whose prompt was refused never comes: who waits for it is told at once.
   M3  A deleted chat stays deleted, whatever comes after.
-  M4  Memory is bounded by chats and by characters: the chat longest unused goes first.
+  M4  Memory is bounded by chats and by characters, those of the names of refused messages too: the chat longest unused goes first.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ChatMemory:
                     chat, event.user_message_id, Role.USER, event.content, event.parent_id
                 )
             case PromptRefused():
-                chat.refused |= {event.user_message_id, event.assistant_message_id}
+                self._refuse(chat, event.user_message_id, event.assistant_message_id)
             case RunConcluded():
                 self._remember(
                     chat,
@@ -187,6 +187,12 @@ class ChatMemory:
             said = Said(message_id=message_id, role=role, content=content)
             chat.messages[message_id] = Remembered(said=said, parent_id=parent_id)
             self._grow(chat, len(content))
+
+    def _refuse(self, chat: _Chat, *message_ids: str) -> None:
+        for message_id in message_ids:
+            if message_id not in chat.refused:
+                chat.refused.add(message_id)
+                self._grow(chat, len(message_id))
 
     def _grow(self, chat: _Chat, chars: int) -> None:
         chat.chars += chars

@@ -11,8 +11,8 @@ Rules (tests and simulator cite them; protocol §1):
       position.
   C4  An open run is past its deadline when the append time of the partition's newest record is deadline_ms or more after that of its
       RunQueued. Then the recorder writes RunEnded(deadline), once; it counts when it comes back and is accepted.
-  C5  Memory is bounded. What is forgotten is known by its mint offset: a RunQueued minted at or before it is read back (C1), and the log
-      says the truth again.
+  C5  Memory is bounded. What is forgotten is known by its mint offset: of a run minted at or before it nothing is kept before its
+      RunQueued, which is read back (C1), and the log says the truth again.
   C6  A record whose run id is no address in this partition at or before the record itself is malformed: no reader could ever fold it.
 """
 
@@ -206,7 +206,10 @@ class Partition:
         run_id = event.run_id
         if run_id in self._ended:
             return
-        state, accepted = fold(self._early.get(run_id, NEW_RUN), event)
+        early = self._early.get(run_id)
+        if early is None and run_address(run_id).mint_offset <= self._forgotten_mint:
+            return  # C5: its beginning may be forgotten, so this is no beginning.
+        state, accepted = fold(early or NEW_RUN, event)
         if not accepted:
             return
         if state.ended:

@@ -7,8 +7,13 @@ written last.
 
 from __future__ import annotations
 
+from typing import Final
+
 from schemas.events import Event, Part
 from schemas.events.accounts import LimitsChanged
+
+# Of one account: its snapshot is one record, which has to fit its topic.
+OPEN_RESERVATIONS_MAX: Final = 2_000
 
 
 class OpenReservation(Part, frozen=True, kw_only=True):

@@ -14,12 +14,19 @@ from processors.decisions.account_state import (
     snapshot,
 )
 from processors.decisions.known_ids import Facts
-from schemas.events.account_snapshots import IdempotencyKeyBound
+from producers.log_writer import RECORD_OVERHEAD_BYTES
+from schemas.codec import encode
+from schemas.events.account_snapshots import (
+    OPEN_RESERVATIONS_MAX,
+    IdempotencyKeyBound,
+    OpenReservation,
+)
 from schemas.events.accounts import LimitsChanged
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReleased, QuotaReserved
 from schemas.events.tokens import Refusal, RunEnded, RunQueued, RunRedirected
 from schemas.events.usage import UsageSettled
+from schemas.topics import ACCOUNT_SNAPSHOTS
 from schemas.vocabulary import EndCause, EndWriter, Lane, OnBusy, RefusalReason, Tier
 from tests.decisions.account_samples import (
     ACCOUNT,
@@ -143,6 +150,29 @@ def test_runs_seen_to_end_free_their_slots_at_once_but_not_their_tokens() -> Non
     assert [run.ended for run in account.open] == [True, False, False]
     # Two runs of 400 are held, so of 1,000 the third gets what it needs and what is left.
     assert account.windows[0].reserved == 1_000
+
+
+def test_runs_that_ended_and_are_not_measured_are_bounded_too() -> None:
+    """The recorder may be away for hours, and every client's runs end meanwhile."""
+    waiting = tuple(
+        OpenReservation(
+            run_id=f"run_{number:048}",
+            chat_id=f"chat_{number:030}",
+            window="2026-01-01",
+            model="a-model-with-a-long-name-of-many-billion-parameters",
+            tier=Tier.FREE.value,
+            input_tokens=1_000_000,
+            output_tokens=1_000_000,
+            ended=True,
+        )
+        for number in range(OPEN_RESERVATIONS_MAX)
+    )
+    full = AccountState(account_id=ACCOUNT, open=waiting)
+    outputs = decide(full, command(prompt("r1")), Facts(), limits())
+    assert refusal(outputs).reason is RefusalReason.OVERLOADED
+    assert refusal(outputs).retry_after_ms is not None
+    value, _ = encode(snapshot(full), event_id="e")
+    assert len(value) < ACCOUNT_SNAPSHOTS.record_bytes_max - RECORD_OVERHEAD_BYTES
 
 
 def test_ended_runs_count_even_where_the_prompt_is_refused() -> None:

@@ -164,3 +164,21 @@ def test_partitions_that_are_no_longer_fed_are_forgotten() -> None:
     assert memory.facts("c") is not None
     memory.forget_partitions([0])
     assert memory.facts("c") is None
+
+
+def test_m4_refused_prompts_count_towards_the_bound() -> None:
+    memory = ChatMemory()
+    for number in range(1_000):
+        refused = PromptRefused(
+            run_id=f"r{number}",
+            account_id="anna",
+            chat_id="c",
+            user_message_id=f"u{number}",
+            assistant_message_id=f"a{number}",
+            reason=RefusalReason.TOO_MANY_RUNS,
+        )
+        memory.learn(refused, 0)
+        memory.learn(refused, 0)
+    assert memory.chars == sum(len(f"u{number}a{number}") for number in range(1_000))
+    memory.forget_partitions({0})
+    assert memory.chars == 0

@@ -215,6 +215,28 @@ def test_c5_what_is_forgotten_is_read_back(monkeypatch: pytest.MonkeyPatch) -> N
     assert partition.open_runs == 0
 
 
+def test_c5_a_late_cancel_of_a_forgotten_run_is_not_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy of its RunQueued after that must say what the first one said."""
+    monkeypatch.setattr(recorder, "ENDED_RUNS_MAX", 1)
+    log, partition = TokenLog(), Partition(0)
+    answered, other = log.mint(), log.mint()
+    queued = log.queued(answered)
+    log.attempt(answered, 1, "n")
+    log.tokens(answered, "n", 0, "said")
+    log.stopped(answered, "n", 1)
+    log.cancelled(other)
+    log.queued(other)
+    log.cancelled(answered)
+    log.append(queued.event, queued.event_id)
+    steps = [partition.take(seen) for seen in log.records]
+    first, again = steps[3], steps[-1]
+    assert isinstance(first, Concluded)
+    assert isinstance(again, ReadBack)
+    assert partition.replace(again, log.records) == first
+
+
 def test_c5_deadlines_of_ended_runs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "DUE_SLACK", 10)
     log = TokenLog()

@@ -13,6 +13,7 @@ from infra.supervisor.restarts import (
     Restart,
     after_death,
     death_in_words,
+    last_reason,
 )
 
 
@@ -63,3 +64,19 @@ def test_deaths_of_more_than_a_minute_ago_are_forgotten(old: list[float], exit_c
 def test_a_death_is_told_as_a_signal_or_as_an_exit_code() -> None:
     assert death_in_words(-9) == "signal 9"
     assert death_in_words(70) == "exit code 70"
+
+
+def test_the_reason_of_an_end_is_the_last_critical_line_else_the_last_exception() -> None:
+    java = [
+        "12:00 ERROR Kafka$ Exiting Kafka due to fatal exception",
+        "java.lang.RuntimeException: Error: node ID not found in /x",
+        "\tat kafka.Kafka.main(Kafka.scala)",
+        "12:00 INFO SocketServer stopped",
+    ]
+    assert last_reason(java) == java[1]
+    assert last_reason([*java, "12:01 CRITICAL edge ending: broken", "ValueError: x"]) == (
+        "12:01 CRITICAL edge ending: broken"
+    )
+    assert last_reason(["a", "  File x", "KeyError: 'y'"]) == "KeyError: 'y'"
+    assert last_reason(["turnlog: TURNLOG_PORT must be a port"]) == "TURNLOG_PORT must be a port"
+    assert last_reason([]) == ""

@@ -56,9 +56,9 @@ def queued(run: str) -> RunQueued:
     )
 
 
-def attempt(run: str, number: int) -> AttemptStarted:
+def attempt(run: str, number: int, worker_id: str = "w") -> AttemptStarted:
     return AttemptStarted(
-        run_id=run, attempt=number, nonce=f"n{number}", worker_id="w", input_tokens=1
+        run_id=run, attempt=number, nonce=f"n{number}", worker_id=worker_id, input_tokens=1
     )
 
 
@@ -92,12 +92,19 @@ def test_ids_are_kept_while_every_one_is_exact_and_given_up_for_good_after() -> 
     assert followed_of(events).state.n == 4
 
 
-def test_g7_attempts_without_a_token_are_counted_until_a_token_comes() -> None:
+def test_g7_workers_that_made_no_token_are_counted_until_a_token_comes() -> None:
     run = run_id(0, 1)
-    events: list[RunEvent] = [queued(run), attempt(run, 1), attempt(run, 2), attempt(run, 3)]
-    assert followed_of(events).barren_attempts == 3
+    events: list[RunEvent] = [queued(run)]
+    events += [attempt(run, number, f"w{number}") for number in (1, 2, 3)]
+    assert followed_of(events).barren_workers == {"w1", "w2", "w3"}
     events.append(said(run, 3, 0, None))
-    assert followed_of(events).barren_attempts == 0
+    assert followed_of(events).barren_workers == frozenset()
+
+
+def test_g7_a_worker_whose_tail_is_late_again_and_again_does_not_end_the_run_by_that() -> None:
+    run = run_id(0, 1)
+    late = [attempt(run, number) for number in range(1, 20)]
+    assert followed_of([queued(run), *late]).barren_workers == {"w"}
 
 
 def test_b2_a_run_minted_later_than_the_tail_began_has_no_record_yet() -> None:

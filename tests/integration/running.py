@@ -11,8 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from infra.embedded.kafka import BrokerPlan, prepare_broker, wait_until_serving
 from infra.supervisor import tether
@@ -26,6 +29,7 @@ BROKER_START_S: Final = 60.0
 SYSTEM_START_S: Final = 120.0
 SYSTEM_STOP_S: Final = 12.0
 LOG_TAIL_LINES: Final = 15
+COMMAND_WAIT_S: Final = 60.0
 
 
 def shared_jar_cache() -> Path:
@@ -53,6 +57,29 @@ def environment(overrides: Mapping[str, str]) -> dict[str, str]:
     """This process's environment, with no TURNLOG_ variable but those given and the cache."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNLOG_")}
     return {**kept, "TURNLOG_CACHE": str(shared_jar_cache()), **overrides}
+
+
+def turnlog(*words: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the command as a person would, to its end."""
+    return subprocess.run(
+        (sys.executable, "-m", "infra.command.main", *words),
+        cwd=REPOSITORY,
+        env=environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_WAIT_S,
+        check=False,
+    )
+
+
+def processes_of(home: Path) -> list[int]:
+    """Every process that was started for this home, however it came about."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TURNLOG_HOME") == str(home):
+                found.append(process.pid)
+    return found
 
 
 class RunningBroker:
@@ -226,6 +253,12 @@ class RunningSystem:
             raise AssertionError(f"did not stop in {SYSTEM_STOP_S} s:\n{self.report()}") from None
         self._process = None
         return code, time.monotonic() - asked
+
+    def ended(self) -> int:
+        """Wait until it ends by itself; its exit code. It may be started again."""
+        code = self.supervisor.wait(timeout=SYSTEM_START_S)
+        self._process = None
+        return code
 
     def output(self) -> str:
         """What `turnlog up` has printed, in all its lives."""

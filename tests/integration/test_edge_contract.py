@@ -77,15 +77,21 @@ async def names(
         chat = await new_chat(client)
         with_leaf = await new_chat(client)
         peer.auto = lambda prompt: peer.answer(prompt, ["x"])
-        answered = await client.post(
-            f"/v1/chats/{with_leaf}/messages", json={"content": "x", "stream": False}
-        )
+        path = f"/v1/chats/{with_leaf}/messages"
+        answered = await client.post(path, json={"content": "x", "stream": False})
         assert answered.status_code == 200, answered.text
         peer.auto = None
+        first = (await client.get(path, params={"limit": 1})).json()
+        chats = (await client.get("/v1/chats", params={"limit": 1})).json()
     return {
         "chat": chat,
         "CHAT": chat.upper(),
+        "forged_chat": chat[:-1] + ("b" if chat[-1] == "a" else "a"),
         "chat_with_leaf": with_leaf,
+        "answered_run": answered.json()["run_id"],
+        "question": first["data"][0]["id"],
+        "messages_cursor": first["next_cursor"],
+        "chats_cursor": chats["next_cursor"],
         "run": mint_run_id(key=key, account_id="anna", address=far, random=RANDOM),
         "foreign_chat": mint_chat_id(key=key, account_id="ben", random=RANDOM),
         "foreign_run": mint_run_id(key=key, account_id="ben", address=far, random=RANDOM),
@@ -123,11 +129,13 @@ async def _try(
     token = token_of(case.token, secrets)
     if token is not None:
         headers["authorization"] = token
+    # As bytes, so that a header may hold what httpx would not encode.
+    sent = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
     body = case.body
     if body is not None and b"{foreign_message}" in body:
         body = body.replace(b"{foreign_message}", names["foreign_message"].encode())
     response = await client.request(
-        case.method, _filled(case.path, names), content=body, headers=headers
+        case.method, _filled(case.path, names), content=body, headers=sent
     )
     error = response.json().get("error", {}) if response.content else {}
     found = (response.status_code, error.get("code"), error.get("param"))

@@ -449,6 +449,25 @@ async def test_a_deleted_chat_ends_what_is_still_answered_in_it(
         assert (await client.post(path, json={"content": "x"})).status_code == 404
 
 
+async def test_an_edge_that_never_saw_a_run_begin_cancels_it_with_its_chat(
+    edges: Edges, edge_home: Path, edge_bootstrap: str, peer: ScriptedPeer
+) -> None:
+    async with peer.client(edges[0]) as client:
+        chat_id = await new_chat(client)
+        path = f"/v1/chats/{chat_id}/messages"
+        async with OpenStream(client, "POST", path, json={"content": "Hi"}) as stream:
+            prompt = await peer.next_prompt()
+            await peer.queue(prompt)
+            await stream.until(bool)
+            late = EdgeProcess(home=edge_home, bootstrap=edge_bootstrap).wait_ready()
+            try:
+                async with peer.client(late) as fresh:
+                    assert (await fresh.delete(f"/v1/chats/{chat_id}")).status_code == 204
+            finally:
+                late.end()
+            assert (await stream.to_end())[-1].data["finish_reason"] == FinishReason.CANCELLED
+
+
 async def test_a_run_leaves_an_overloaded_partition_for_one_that_has_room(
     edges: Edges, peer: ScriptedPeer
 ) -> None:

@@ -320,6 +320,30 @@ async def test_a_cursor_that_is_none_of_this_run_is_named(
         assert refused.json()["error"]["code"] == "invalid_cursor"
 
 
+@pytest.mark.parametrize("given", ["after", "last-event-id"])
+async def test_a_cursor_beyond_the_log_is_refused_and_not_waited_for(
+    edges: Edges, peer: ScriptedPeer, given: str
+) -> None:
+    async with peer.client(edges[0]) as client:
+        chat_id = await new_chat(client)
+        async with OpenStream(
+            client, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
+        ) as stream:
+            prompt = await peer.next_prompt()
+            await peer.queue(prompt)
+            await stream.until(lambda events: len(events) > 0)
+            beyond = "ffffffff-" + stream.events[0].id.partition("-")[2]
+            path = f"/v1/chats/{chat_id}/runs/{prompt.run_id}/events"
+            as_header = {"last-event-id": beyond} if given == "last-event-id" else {}
+            as_query = {"after": beyond} if given == "after" else {}
+            refused = await client.get(path, headers=as_header, params=as_query)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"].lower() == given
+            await peer.start(prompt.run_id)
+            await peer.finish(prompt.run_id, 0)
+            await stream.to_end()
+
+
 async def test_the_end_of_a_failed_run_says_so(edges: Edges, peer: ScriptedPeer) -> None:
     async with peer.client(edges[0]) as client:
         chat_id = await new_chat(client)

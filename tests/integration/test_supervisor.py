@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.supervisor.home import ProcessState, SystemState, live_process, read_state
-from tests.integration.running import REPOSITORY
+from tests.integration.running import REPOSITORY, turnlog
 from tests.integration.trivial_system import FORGIVEN_MAX, PHASES
 from tests.integration.waiting import eventually
 
@@ -213,3 +213,37 @@ def test_a_terminal_that_closes_stops_the_system(home: Path) -> None:
     trivial.wait_line(READY)
     trivial.process.send_signal(signal.SIGHUP)
     assert trivial.end() == 0
+
+
+def test_a_system_that_has_only_begun_to_start_can_be_stopped_too(tmp_path: Path) -> None:
+    """It fetches or formats before it has a part, and so has no state file yet."""
+    held = subprocess.Popen(
+        (
+            sys.executable,
+            "-c",
+            (
+                "import pathlib, signal, sys\n"
+                "from infra.supervisor.home import locked_home\n"
+                "with locked_home(pathlib.Path(sys.argv[1])):\n"
+                "    print('held', flush=True)\n"
+                "    signal.pause()\n"
+            ),
+            str(tmp_path),
+        ),
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert held.stdout is not None
+        assert held.stdout.readline() == "held\n"
+        second = turnlog("up", variables={"TURNLOG_HOME": str(tmp_path)})
+        assert f"is in use by a running system (pid {held.pid})" in second.stderr
+        done = turnlog("down", variables={"TURNLOG_HOME": str(tmp_path)})
+        assert (done.returncode, done.stdout) == (0, "Stopped.\n")
+        assert held.wait(timeout=5) == -signal.SIGTERM
+        again = turnlog("down", variables={"TURNLOG_HOME": str(tmp_path)})
+        assert again.stdout == f"Nothing runs in {tmp_path}.\n"
+    finally:
+        held.kill()
+        held.wait()

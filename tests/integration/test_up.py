@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -15,29 +12,11 @@ import psutil
 from infra.supervisor.home import live_process, read_state
 from infra.supervisor.plan import PROCESSORS
 from tests.integration.conftest import SystemFactory
-from tests.integration.running import (
-    REPOSITORY,
-    RunningBroker,
-    environment,
-    free_ports,
-)
+from tests.integration.running import RunningBroker, free_ports, turnlog
 from tests.integration.waiting import eventually
 
 MIB = 1024 * 1024
 ALL_RSS_MIB_MAX = 2048
-WARM_START_S_MAX = 20
-
-
-def turnlog(*words: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (sys.executable, "-m", "infra.command.main", *words),
-        cwd=REPOSITORY,
-        env=environment(variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_a_system_comes_up_shows_its_parts_and_stops_leaving_nothing(
@@ -75,7 +54,7 @@ def test_a_stopped_system_starts_again_on_its_data_and_down_stops_it(
     code, _ = running.stop(signal.SIGINT)
     assert code == 0
     running.start({})
-    running.wait_ready(within_s=WARM_START_S_MAX)
+    running.wait_ready()
     assert _cluster_id(running.home) == cluster
     assert "topics     as planned" in running.output()
 

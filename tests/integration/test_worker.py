@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inference_workers.decisions.generation import BARREN_ATTEMPTS_MAX, ENGINE_FAILURES_MAX
+from inference_workers.decisions.generation import BARREN_WORKERS_MAX, ENGINE_FAILURES_MAX
 from inference_workers.decisions.repetition import REPEATED_TOKENS_MIN
 from inference_workers.decisions.request_book import Queue
 from inference_workers.decisions.script import LOOP_FROM, Script
@@ -415,12 +415,12 @@ async def test_a_prompt_that_kills_every_engine_is_given_up_after_a_few(
 ) -> None:
     run_id = await runs.start(0)
     deadly = '{"die_after_tokens": 0, "attempts_max": 100}'
-    for _ in range(BARREN_ATTEMPTS_MAX):
+    for _ in range(BARREN_WORKERS_MAX):
         assert worker(faults=deadly).process.wait(timeout=20) == 70
     survivor = worker(faults=deadly)
     log = await runs.until_ended(run_id)
     assert log.state.finish_reason is FinishReason.ERROR
-    assert log.state.attempt == BARREN_ATTEMPTS_MAX + 1
+    assert log.state.attempt == BARREN_WORKERS_MAX + 1
     assert survivor.process.poll() is None
 
 

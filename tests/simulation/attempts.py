@@ -8,7 +8,7 @@ from functools import partial
 from inference_workers.decisions import generation as generations
 from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, add, take
 from inference_workers.decisions.generation import (
-    BARREN_ATTEMPTS_MAX,
+    BARREN_WORKERS_MAX,
     ENGINE_FAILURES_MAX,
     Generation,
     Loss,
@@ -111,8 +111,8 @@ class SimulatedAttempt:
     def _submit(self) -> None:
         if self.generation.tokens_left <= 0:
             self._ending = cause_of_full_grant(quota_limited=self._quota_limited)
-        elif self._run.barren_attempts > BARREN_ATTEMPTS_MAX:  # G7
-            self.world.sometimes["barren attempts ended"] += 1
+        elif len(self._run.barren_workers) > BARREN_WORKERS_MAX:  # G7
+            self.world.sometimes["barren run ended"] += 1
             self._ending = EndCause.ERROR
         else:
             state = self._run.state

@@ -59,7 +59,7 @@ class Edge(Process):
         self._ends: dict[str, dict[str, None]] = {}
         self._leaves: dict[str, str] = {}
         self.actions += [self.follow, self.submit, self.follow, self.finish_load, self.give_up]
-        self.actions += [self.cancel]
+        self.actions += [self.cancel, self.forget]
 
     # Submitting
 
@@ -192,6 +192,20 @@ class Edge(Process):
                 self._client.redirected(waiting.intent, run_id, state.redirected_to)
             case _:
                 self._client.admitted(waiting.intent, run_id)
+
+    def forget(self) -> bool:
+        """Forget an ended run that nobody views: from then on it and all that were minted before it are known by reading back only."""
+        if self.world.draining:
+            return False
+        for run_id, run in self._runs.items():
+            if run.state.ended and not self._sinks.get(run_id) and run_id not in self._waiting:
+                address = run_address(run_id)
+                floor = max(self._floors[address.partition], address.mint_offset + 1)
+                self._floors[address.partition] = floor
+                del self._runs[run_id]
+                self.world.sometimes["edge forgot"] += 1
+                return True
+        return False
 
     # Viewers
 

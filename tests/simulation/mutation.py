@@ -10,7 +10,7 @@ from tests.simulation.run import Outcome, run_seed
 from tests.simulation.swaps import Swap, all_of
 from tests.simulation.world import Faults, Order
 
-SEEDS_MAX: Final = 600
+SEEDS_MAX: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,10 @@ from tests.simulation.swaps import swap, swap_everywhere
 from tests.simulation.world import Faults, Order
 
 # Ownership moves, and who lost it has not heard of it.
-WORKER_ZOMBIES: Final = Faults(focus="worker", rebalance=0.06, pause=0.04, late_ack=0.2)
+WORKER_ZOMBIES: Final = Faults(focus="worker", rebalance=0.12, pause=0.08, late_ack=0.3)
 OWNER_ZOMBIES: Final = Faults(focus="admission", pause=0.1, late_ack=0.3)
 RECORDER_CRASHES: Final = Faults(focus="recorder", crash=0.06, late_ack=0.3)
+CONTEXT_CRASHES: Final = Faults(focus="context", crash=0.06, late_ack=0.3)
 OWNER_CRASHES: Final = Faults(focus="admission", crash=0.05, policy=0.05, late_ack=0.3)
 
 # The worker
@@ -271,6 +272,7 @@ OTHER_MUTATIONS: Final = (
                 property(lambda work: work.prompt is None or work.sent is not None),
             ),
         ),
+        faults=CONTEXT_CRASHES,
         caught_by={"I13"},
     ),
     Mutation(

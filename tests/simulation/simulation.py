@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from inference_workers.decisions.request_book import Queue
+from processors.decisions import recorder
 from schemas.events.accounts import LimitsChanged
 from schemas.events.chats import ChatCreated
 from schemas.topics import (
@@ -30,6 +31,7 @@ from tests.simulation.edge import Edge
 from tests.simulation.log import Group
 from tests.simulation.process import Process
 from tests.simulation.recording import Recorder
+from tests.simulation.swaps import swapped
 from tests.simulation.worker import Worker
 from tests.simulation.world import (
     CALM,
@@ -50,6 +52,7 @@ IDLE_ROUNDS: Final = 2
 STALLED_ROUNDS: Final = 12
 JUMP_MS_MAX: Final = 300_000
 SEGMENT_RECORDS_MAX: Final = 3
+RUNS_REMEMBERED: Final = 2
 KINDS: Final = ("edge", "admission", "context", "worker", "recorder")
 FOCUS_WEIGHT: Final = 4
 JUMPS_MS_MAX: Final = 6_000
@@ -95,9 +98,14 @@ def simulate(world: World, *, faults: Faults | None = None) -> Simulation:
     run = Simulation(world=world, client=Client(world))
     _populate(run)
     world.faults = faults or _draw_faults(world)
-    for _ in range(world.rng.randint(STEPS_MAX // 2, STEPS_MAX)):
-        _step(run)
-    _drain(run)
+    # Small, so that runs are forgotten and read back within a seed.
+    with (
+        swapped(recorder, "ENDED_RUNS_MAX", RUNS_REMEMBERED),
+        swapped(recorder, "EARLY_RUNS_MAX", RUNS_REMEMBERED),
+    ):
+        for _ in range(world.rng.randint(STEPS_MAX // 2, STEPS_MAX)):
+            _step(run)
+        _drain(run)
     return run
 
 

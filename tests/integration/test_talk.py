@@ -1,0 +1,94 @@
+"""`turnlog ask` and `turnlog chat` as a person uses them: Ctrl-C stops an answer at any moment, and always ends the command."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.integration.edge_peers import EdgeProcess, ScriptedPeer
+from tests.integration.running import REPOSITORY, environment
+
+DEADLINE_S = 60.0
+
+Edges = tuple[EdgeProcess, EdgeProcess]
+
+
+@asynccontextmanager
+async def _command(
+    home: Path, edge: EdgeProcess, *arguments: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "infra.command.main", *arguments, "--url", edge.url),
+        cwd=REPOSITORY,
+        env=environment({"TURNLOG_HOME": str(home)}),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _line(stream: asyncio.StreamReader | None) -> str:
+    assert stream is not None
+    return (await stream.readline()).decode().rstrip("\n")
+
+
+async def test_ctrl_c_before_the_answer_begins_stops_it_as_soon_as_it_is_known(
+    edges: Edges, edge_home: Path, peer: ScriptedPeer
+) -> None:
+    async with _command(edge_home, edges[0], "ask", "Hi") as ask:
+        prompt = await peer.next_prompt()
+        ask.send_signal(signal.SIGINT)
+        assert await _line(ask.stderr) == "[stopping]"
+        await peer.queue(prompt)
+        cancelled = await peer.cancels.get()
+        assert cancelled.run_id == prompt.run_id
+        assert await _line(ask.stderr) == "[cancelled]"
+        assert await ask.wait() == 0
+
+
+async def test_a_second_ctrl_c_ends_the_command_at_once(
+    edges: Edges, edge_home: Path, peer: ScriptedPeer
+) -> None:
+    async with _command(edge_home, edges[0], "ask", "Hi") as ask:
+        prompt = await peer.next_prompt()
+        ask.send_signal(signal.SIGINT)
+        assert await _line(ask.stderr) == "[stopping]"
+        ask.send_signal(signal.SIGINT)
+        assert await ask.wait() == 130
+        await peer.queue(prompt)
+        await peer.start(prompt.run_id)
+        await peer.finish(prompt.run_id, 0)
+
+
+async def test_ctrl_c_while_a_chat_waits_for_a_line_ends_it(
+    edges: Edges, edge_home: Path, peer: ScriptedPeer
+) -> None:
+    peer.auto = lambda prompt: peer.answer(prompt, ["Hel", "lo"])
+    async with _command(edge_home, edges[0], "chat") as chat:
+        assert chat.stdin is not None
+        for line in (b"Hi\n", b"Again\n"):
+            chat.stdin.write(line)
+            assert await _line(chat.stdout) == "Hello"
+        chat.send_signal(signal.SIGINT)
+        assert await chat.wait() == 130
+
+
+async def test_the_end_of_the_input_ends_a_chat_after_its_last_line(
+    edges: Edges, edge_home: Path, peer: ScriptedPeer
+) -> None:
+    peer.auto = lambda prompt: peer.answer(prompt, [prompt.content])
+    async with _command(edge_home, edges[0], "chat") as chat:
+        out, _ = await chat.communicate("one\n\nzwei – ü".encode())
+        assert out.decode().split("\n") == ["one", "zwei – ü", ""]
+        assert chat.returncode == 0
