@@ -20,7 +20,8 @@ from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wai
 from infra.history import HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE, connect
 from infra.models.registry import MODELS
-from infra.policies import PolicyError, read_policies
+from infra.policies import read_policies
+from infra.policy_checks import PolicyError
 from infra.secrets import SecretsError, load_secrets
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (

@@ -10,8 +10,8 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
   Q8  As many runs may generate at once as the tier allows: refused, too_many_runs. One that waits for another adds none. As many are
       not measured, ended or not, as a snapshot can hold: refused, overloaded; it takes an outage of the recorder to come to that.
   Q9  The same for the seat; and in this window no more than `seats_max` seats.
-  Q10 The model is not one of the tier's, or the edge counted no tokens for it: refused, model_not_allowed. The ladder may put the model's
-      smaller one in its place (rules L1 to L4).
+  Q10 The model is not one of the tier's, or the edge counted no tokens for it: refused, model_not_allowed. Who names none gets the first
+      of the tier's that was counted. The ladder may put the model's smaller one in its place (rules L1 to L4).
   Q11 The prompt alone exceeds the tier's input maximum: refused, context_too_long. (The edge refuses these before.)
   Q12 Quota (rules N1 to N4) of the account and of the seat, whichever leaves less; the ladder may shorten the answer that is wished:
       refused, quota_exhausted.
@@ -147,7 +147,8 @@ def decide_prompt(
 def _choice(case: _Case) -> _Choice | None:
     """Q10. The model, and by how much it is replaced; None where it may not be used."""
     prompt, tier = case.prompt, case.tier
-    asked = prompt.model or tier.models[0]
+    served = (name for name in tier.models if name in prompt.prompt_tokens)
+    asked = prompt.model or next(served, tier.models[0])
     needed = prompt.prompt_tokens.get(asked)
     if asked not in tier.models or needed is None:
         return None

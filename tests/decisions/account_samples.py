@@ -34,7 +34,7 @@ TIER: Final = TierLimits(
 )
 
 
-def limits(version: str = "v1", **changes: object) -> LimitsChanged:
+def limits(version: str = "v1", /, **changes: object) -> LimitsChanged:
     """The same limits for every tier."""
     tier = msgspec.structs.replace(TIER, **changes)
     return LimitsChanged(version=version, tiers=dict.fromkeys(Tier, tier), changed_by="test")
