@@ -19,8 +19,7 @@ from infra.embedded.jars import JarError
 from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wait_until_serving
 from infra.history import HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE, connect
-from infra.models.packaged import ModelFileMissingError
-from infra.models.registry import MODELS, UnknownModelError, require_models
+from infra.models.registry import MODELS
 from infra.policies import read_policies
 from infra.policy_checks import PolicyError
 from infra.secrets import SecretsError, load_secrets
@@ -42,6 +41,7 @@ from infra.supervisor.plan import (
     broker_plan,
     planned_parts,
     require_free_ports,
+    require_installed,
 )
 from infra.supervisor.supervise import NAME_WIDTH, Supervisor, say
 
@@ -68,8 +68,6 @@ def up() -> None:
     try:
         with locked_home(settings.home):
             raise SystemExit(_run(settings))
-    except (UnknownModelError, ModelFileMissingError) as error:
-        exit_with_usage_error(f"TURNLOG_MODELS: {error}")
     except UNUSABLE as error:
         exit_with_usage_error(str(error))
 
@@ -112,7 +110,7 @@ def status() -> None:
 def _run(settings: UpSettings) -> int:
     windows = {name: spec.context_window for name, spec in MODELS.items()}
     limits = read_policies(settings.policies, models=windows, changed_by="turnlog up")
-    require_models(settings.models)
+    require_installed(settings)
     if (free := free_mib(settings.home)) < FREE_MIB_MIN:
         raise SettingsError(
             f"only {free} MiB are free for {settings.home}; it needs {FREE_MIB_MIN}"

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from infra.embedded.kafka import BrokerCommand, BrokerPlan, require_free_port, wait_until_serving
+from infra.models.packaged import ModelFileMissingError
+from infra.models.registry import UnknownModelError, require_models
 from infra.settings import (
     SettingsError,
     cache_folder,
@@ -76,6 +78,14 @@ def require_free_ports(settings: UpSettings) -> None:
     variable = "TURNLOG_EDGE_PORTS" if settings.edge_ports else "TURNLOG_PORT"
     for port in settings.ports:
         require_free_port(port, variable)
+
+
+def require_installed(settings: UpSettings) -> None:
+    """Raise SettingsError where a model is unknown or its file is not there; one in parts is joined."""
+    try:
+        require_models(settings.models)
+    except (UnknownModelError, ModelFileMissingError) as error:
+        raise SettingsError(f"TURNLOG_MODELS: {error}") from error
 
 
 def broker_plan(settings: UpSettings) -> BrokerPlan:
