@@ -7,6 +7,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from schemas.run_fold import RunState
+from schemas.vocabulary import Tier
+
 LATENESS_SAMPLED: Final = 8
 """One in so many writes is measured."""
 _QUEUE_BUCKETS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -84,7 +87,40 @@ class Metrics:
         self.requests = Counter(
             "turnlog_edge_requests_total", "Answers by status.", ["status"], registry=registry
         )
+        self.decisions = Counter(
+            "turnlog_edge_decisions_total",
+            "Prompts sent from here, by what was decided: admitted, or the reason; and the ladder's level.",
+            ["tier", "decision", "limit", "level"],
+            registry=registry,
+        )
+        self.downgrades = Counter(
+            "turnlog_edge_downgrades_total",
+            "Prompts sent from here that were admitted to a smaller model, by the one they would have had.",
+            ["tier", "model"],
+            registry=registry,
+        )
+        self.ladder_level = Gauge(
+            "turnlog_edge_ladder_level",
+            "The ladder's level in the newest decision seen here.",
+            registry=registry,
+        )
         self._writes = 0
+
+    def decided(self, state: RunState, tier: Tier) -> None:
+        """A prompt that this edge sent was decided."""
+        queued, refusal = state.queued, state.refusal
+        level = 0
+        if queued is not None:
+            level = queued.ladder_level
+            self.decisions.labels(tier.value, "admitted", "", str(level)).inc()
+            if queued.downgraded_from is not None:
+                self.downgrades.labels(tier.value, queued.downgraded_from).inc()
+        elif refusal is not None:
+            level = refusal.ladder_level
+            self.decisions.labels(tier.value, refusal.reason.value, refusal.limit, str(level)).inc()
+        else:
+            return  # Sent to the run of its key, or in conflict with it.
+        self.ladder_level.set(level)
 
     def written(self, appended_ms: int) -> None:
         """A record with this stamp was written to its viewers."""

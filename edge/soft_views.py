@@ -190,6 +190,16 @@ class Accounts:
         """The limits of a tier; None until admission has said any."""
         return self._limits.tiers.get(tier) if self._limits else None
 
+    def smaller(self, model: str) -> str | None:
+        """What may stand in for a model under load."""
+        policy = self._limits.models.get(model) if self._limits else None
+        return policy.smaller if policy is not None else None
+
+    @property
+    def limits(self) -> LimitsChanged | None:
+        """The newest policy; None until admission has said any."""
+        return self._limits
+
     @property
     def shares(self) -> Mapping[Lane, LaneLimits]:
         """How lanes share the workers."""

@@ -88,6 +88,7 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
             extra={"run_id": run.run_id},
         )
     edge.metrics.admission_wait.observe(clock() - sent_at)
+    edge.metrics.decided(run.transcript.state, submission.caller.tier)
     return await _decided(edge, run)
 
 
@@ -136,11 +137,13 @@ def _prompt(edge: EdgeState, submission: Submission, run_id: str) -> PromptSubmi
         user_message_id=message_id(),
         assistant_message_id=message_id(),
         parent_id=submission.parent_id,
+        parent_given=message.parent_id is not None,
         content=message.content,
         model=submission.model,
         max_output_tokens=message.max_output_tokens,
         sampling=message.sampling,
         stop=message.stop,
+        on_busy=message.on_busy,
         idempotency_key=submission.idempotency_key,
         fingerprint=submission.fingerprint,
         prompt_tokens=submission.prompt_tokens,

@@ -25,7 +25,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import assert_never
 
-from processors.decisions import rates, seats
+from processors.decisions import seats
 from processors.decisions.account_state import (
     AccountOutput,
     AccountState,
@@ -37,6 +37,7 @@ from processors.decisions.admission import decide_prompt
 from processors.decisions.known_ids import Facts
 from processors.decisions.lowered_limits import beyond
 from processors.decisions.quota import reserved, settled
+from schemas import rates
 from schemas.events.account_snapshots import OpenReservation, RateBucket
 from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits, UsageMeasured
 from schemas.events.admissions import PromptAdmitted, PromptRefused

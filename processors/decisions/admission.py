@@ -35,13 +35,13 @@ from processors.decisions.account_state import (
 )
 from processors.decisions.ladder import Step, step
 from processors.decisions.quota import TokenGrant, Window, grant, headroom, window_at
-from processors.decisions.rates import burst, filled, wait_ms
 from processors.decisions.seats import in_window, seat_name, use_of
 from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX, OpenReservation
 from schemas.events.accounts import LaneWait, LimitsChanged, PromptSubmitted, TierLimits
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReserved
 from schemas.events.tokens import Refusal, RunCancelled, RunEnded, RunQueued
+from schemas.rates import burst, filled, wait_ms
 from schemas.topics import RUN_DEADLINE_MS_MAX
 from schemas.vocabulary import (
     CancelReason,

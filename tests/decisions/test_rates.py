@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processors.decisions.rates import SCALE, filled, given_back, taken, wait_ms
 from schemas.events.account_snapshots import RateBucket
+from schemas.rates import SCALE, filled, given_back, taken, wait_ms
 
 RATES = st.integers(1, 1_000_000)
 BURSTS = st.integers(1, 1_000_000)

@@ -35,6 +35,16 @@ def filled(
     return RateBucket(level=level, at_ms=at_ms)
 
 
+def whole(bucket: RateBucket) -> int:
+    """What the bucket holds, in whole units; 0 while it is in debt."""
+    return max(0, bucket.level // SCALE)
+
+
+def full_in_ms(bucket: RateBucket, *, per_minute: int, most: int) -> int:
+    """How long until it is full, if nothing is taken."""
+    return max(0, -(-(most * SCALE - bucket.level) // per_minute))
+
+
 def wait_ms(bucket: RateBucket, *, per_minute: int, most: int, amount: int) -> int:
     """V2, V4. How long until `amount` would pass; 0: it passes now. The bucket is `filled` as of now."""
     missing = min(amount, most) * SCALE - bucket.level
