@@ -40,7 +40,7 @@ from schemas.topics import (
     USAGE,
     generations,
 )
-from schemas.vocabulary import EndWriter, FinishReason
+from schemas.vocabulary import CancelReason, EndWriter, FinishReason
 from tests.simulation.clients import SHORT_DEADLINE_MS
 from tests.simulation.engine import incoherent
 from tests.simulation.log import Record
@@ -256,6 +256,15 @@ def _viewers(run: Simulation, audit: Audit) -> Iterator[Violation]:
             yield _broken("I4", viewer.run_id, "the end that was shown is not the one stored")
 
 
+def _cancelled_by_limits(run: Simulation) -> dict[str, list[str]]:
+    """The runs that each change of limits cancelled, by the id of that event."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for record in run.world.log.records(TOKENS):
+        if isinstance(record.event, RunCancelled) and record.event.reason is CancelReason.LIMITS:
+            found[record.cause_id].append(record.event.run_id)
+    return found
+
+
 def _open_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
     """C4: when a run was admitted, no more runs of its account were open in truth than its tier allows, and none of its chat."""
     ended: dict[str, int] = {}
@@ -266,6 +275,7 @@ def _open_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator
                 queued[run_id] = each.event
             if each.ends:
                 ended[run_id] = each.record.seq
+    cancelled_by = _cancelled_by_limits(run)
     for partition in run.world.log.partitions(ACCOUNTS):
         limits: LimitsChanged | None = None
         admitted: dict[str, dict[str, str]] = defaultdict(dict)
@@ -273,6 +283,9 @@ def _open_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator
             event = record.event
             if isinstance(event, LimitsChanged):
                 limits = event
+                for run_id in cancelled_by[record.event_id]:
+                    # Their place is free at once, whenever the cancel comes to lie on the log.
+                    ended[run_id] = min(ended.get(run_id, record.seq), record.seq)
             if not isinstance(event, PromptSubmitted) or event.run_id not in queued:
                 continue
             others = admitted[event.account_id]
