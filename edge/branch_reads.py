@@ -53,6 +53,7 @@ async def read_branch(
     if target is None:
         return Page(rows=[], next_cursor=None)
     runs = edge.runs.runs_of_chat(chat.chat_id)
+    await edge.catch_up.bring_up_to_date(runs)
     await wait_for_store(lambda: _in_store(edge, runs))
     missing, stored_leaf = await _missing(edge, chat, runs, target)
     if stored_leaf is None and not missing:

@@ -7,8 +7,8 @@ readers of one run share one read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +16,7 @@ from edge.decisions.viewer import Transcript
 from edge.runs import LiveRun, RunTable
 from infra.history import History, Run
 from infra.log.records import LogRecord
-from infra.log.span_reader import SpanReader
+from infra.log.span_reader import SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
 from schemas.ids import RunAddress, run_address
 from schemas.topics import TOKENS
@@ -28,6 +28,7 @@ LOADS_MAX: Final = 32
 RUNS_ASKED_MAX: Final = 256
 """Runs that are read back or wait for it, about two seconds' work: who asks for another one is refused, and comes back."""
 FIRST_RECORD_WAIT_S_MAX: Final = 1.0
+UP_TO_DATE_WAIT_S_MAX: Final = 1.0
 
 
 class RunUnknown(LookupError):
@@ -75,9 +76,14 @@ class CatchUp:
             return held
         address = run_address(run_id)
         if self._runs.knows(address):
-            return await self._first_record(self._runs.expect(run_id), wait_s)
-        past = await self._history.run(run_id)
-        concluded = past if past is not None and _has_ended(past) else None
+            try:
+                return await self._first_record(self._runs.expect(run_id), wait_s)
+            except RunUnknown:
+                # Its topic may have been made anew, with other offsets: then history alone knows of it.
+                if (concluded := await self._concluded(run_id)) is None:
+                    raise
+                return PastRun(run=concluded)
+        concluded = await self._concluded(run_id)
         if address.epoch != self._runs.epoch or address.partition not in self._runs.positions:
             if concluded is None:
                 raise RunUnknown(run_id)
@@ -92,9 +98,28 @@ class CatchUp:
             if concluded is None:
                 raise RunUnknown(run_id) from None
             return PastRun(run=concluded)
-        if found is None:
+        if found is not None:
+            return found
+        if concluded is None:
             raise RunUnknown(run_id)
-        return found
+        return PastRun(run=concluded)
+
+    async def _concluded(self, run_id: str) -> Run | None:
+        past = await self._history.run(run_id)
+        return past if past is not None and _has_ended(past) else None
+
+    async def bring_up_to_date(self, runs: Iterable[LiveRun]) -> None:
+        """Read up to where the log ends now, for those of the runs that are open here: another edge may have shown their end (I15).
+
+        Waits UP_TO_DATE_WAIT_S_MAX; where the log does not answer, what is held has to do.
+        """
+        partitions = sorted({r.address.partition for r in runs if not r.transcript.state.ended})
+        if not partitions:
+            return
+        with suppress(SpanFailed, TimeoutError):
+            async with asyncio.timeout(UP_TO_DATE_WAIT_S_MAX):
+                bounds = await self._reader.bounds(TOKENS, partitions)
+                await self._runs.reach({p: bounds[p].end for p in partitions})
 
     @asynccontextmanager
     async def _turn(self, run_id: str) -> AsyncIterator[None]:

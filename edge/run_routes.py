@@ -52,6 +52,8 @@ async def read_run(request: Request) -> Response:
     edge, caller = state_of(request), caller_of(request)
     chat_id, run_id = _ids(edge, caller, request)
     run = await _find(edge, caller, chat_id, run_id)
+    if isinstance(run, LiveRun):
+        await edge.catch_up.bring_up_to_date([run])
     return json_answer(
         live_run_json(run, chat_id) if isinstance(run, LiveRun) else past_run_json(run.run)
     )

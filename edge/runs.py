@@ -110,6 +110,7 @@ class RunTable:
         self._ended_chars = 0
         self._by_chat: dict[str, dict[str, LiveRun]] = {}
         self._recent_ends: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        self._moved = asyncio.Event()
         self.newest_ms = 0
         """The newest append time seen: the broker's clock."""
         self.bad_records = 0
@@ -162,6 +163,12 @@ class RunTable:
         """Every run that is held."""
         return list(self._runs.values())
 
+    async def reach(self, ends: Mapping[int, int]) -> None:
+        """Wait until the fold of each of these partitions stands at this offset or beyond."""
+        while any(self.positions[partition] < end for partition, end in ends.items()):
+            self._moved.clear()
+            await self._moved.wait()
+
     # Folding
 
     def apply(self, records: Iterable[LogRecord | BadRecord]) -> None:
@@ -197,6 +204,7 @@ class RunTable:
                 run.wake()
         for run, turn in turns.items():
             self._fan_out(run, turn)
+        self._moved.set()
 
     def _fan_out(self, run: LiveRun, turn: list[Shown]) -> None:
         if turn:

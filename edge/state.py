@@ -15,6 +15,7 @@ from starlette.requests import Request
 from edge.appends import Appends
 from edge.auth import Caller, authenticate
 from edge.catch_up import CatchUp
+from edge.counting_threads import CountingThreads
 from edge.decisions.problems import DRAINING, Refused, unavailable
 from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
@@ -62,8 +63,7 @@ class EdgeState:
     streams: Streams
     lag: LoopLag
     metrics: Metrics
-    counting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
-    """Threads that count tokens of long prompts at once."""
+    counting: CountingThreads = field(default_factory=CountingThreads)
 
     def models_of(self, tier: Tier) -> Sequence[str]:
         """The models that a tier may use, its default first; all until admission has said."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Final
 
 from edge.auth import Caller
-from edge.state import EdgeState
+from edge.counting_threads import CountingFull
+from edge.state import EdgeState, overloaded
 
 INLINE_CHARS_MAX: Final = 2_000
 """Longer texts are counted in a thread: the event loop serves others meanwhile."""
@@ -15,7 +16,10 @@ INLINE_CHARS_MAX: Final = 2_000
 async def count_prompt(
     edge: EdgeState, caller: Caller, system_prompt: str, content: str, *, model: str | None
 ) -> dict[str, int]:
-    """Tokens by candidate model, of those in which the prompt fits, and of what may stand in for them. Empty: it fits none."""
+    """Tokens by candidate model, of those in which the prompt fits, and of what may stand in for them. Empty: it fits none.
+
+    Raises Refused (503).
+    """
     limits = edge.accounts.tier(caller.tier)
     counts: dict[str, int] = {}
     asked = [model] if model is not None else edge.models_of(caller.tier)
@@ -28,8 +32,11 @@ async def count_prompt(
         if len(system_prompt) + len(content) <= INLINE_CHARS_MAX:
             count = len(prompt_model.prompt_ids(messages))
         else:
-            async with edge.counting:
-                count = len(await asyncio.to_thread(prompt_model.prompt_ids, messages))
+            try:
+                ids = await edge.counting.run(partial(prompt_model.prompt_ids, messages))
+            except CountingFull:
+                raise overloaded("Too many long messages are being counted at once.") from None
+            count = len(ids)
         most = prompt_model.context_window - 1  # One token of answer at least.
         if limits is not None:
             most = min(most, limits.input_tokens_max)

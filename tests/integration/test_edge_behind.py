@@ -15,6 +15,7 @@ from schemas.ids import RANDOM_BYTES, mint_chat_id
 from schemas.vocabulary import CancelReason
 from tests.integration.edge_peers import (
     EdgeProcess,
+    OpenStream,
     ScriptedPeer,
     new_chat,
     parse_events,
@@ -120,3 +121,46 @@ async def test_an_edge_that_goes_answers_what_waits_for_a_decision_and_cancels_i
         writer.close()
         assert await asyncio.to_thread(leaving.end) == 0
         assert peer.cancels.empty(), "a key is a promise to come back"
+
+
+@pytest.mark.parametrize("asked", ["messages", "run"])
+async def test_what_another_edge_has_shown_is_never_taken_back(
+    edges: Edges, peer: ScriptedPeer, asked: str
+) -> None:
+    """The second edge's tail is a moment behind: what was on the log when it was asked counts."""
+    one, two = edges
+    async with peer.client(one) as client, peer.client(two) as other:
+        chat_id = await new_chat(client)
+        for turn in range(1, 6):
+            path = f"/v1/chats/{chat_id}/messages"
+            async with OpenStream(client, "POST", path, json={"content": "Hi"}) as stream:
+                prompt = await peer.next_prompt()
+                await peer.queue(prompt)
+                await peer.start(prompt.run_id)
+                await peer.say(prompt.run_id, 0, "half ")
+                await stream.until_text("half ")
+                run_path = f"/v1/chats/{chat_id}/runs/{prompt.run_id}"
+                assert (await other.get(run_path)).json()["status"] == "streaming"
+                wanted = path + "?limit=100" if asked == "messages" else run_path
+                request = (
+                    f"GET {wanted} HTTP/1.0\r\nauthorization: Bearer {peer.token('anna')}\r\n\r\n"
+                )
+                os.kill(two.process.pid, signal.SIGSTOP)
+                try:
+                    await peer.say(prompt.run_id, 1, "whole")
+                    ended = await peer.finish(prompt.run_id, 2)
+                    await stream.to_end()
+                    reader, writer = await asyncio.open_connection("127.0.0.1", two.port)
+                    writer.write(request.encode())
+                    await writer.drain()
+                finally:
+                    os.kill(two.process.pid, signal.SIGCONT)
+                answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")[2]
+                writer.close()
+                found = json.loads(answer)
+                if asked == "messages":
+                    assert len(found["data"]) == 2 * turn
+                    (*_, found) = found["data"]
+                assert found["status"] == "done"
+                assert found["content" if asked == "messages" else "text"] == "half whole"
+                await peer.conclude(prompt, "half whole", ended, 2)

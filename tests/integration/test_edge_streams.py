@@ -359,17 +359,22 @@ async def test_the_end_of_a_failed_run_says_so(edges: Edges, peer: ScriptedPeer)
             assert (ended.data["status"], ended.data["finish_reason"]) == ("failed", "error")
 
 
+@pytest.mark.parametrize(
+    ("another", "mint_offset"),
+    [(1, 5), (0, 0), (0, 2**40)],
+    ids=["another epoch", "no record from there", "beyond the log's end"],
+)
 async def test_a_run_that_only_history_knows_is_told_as_a_snapshot_and_its_end(
-    edges: Edges, edge_bootstrap: str, peer: ScriptedPeer
+    edges: Edges, edge_bootstrap: str, peer: ScriptedPeer, another: int, mint_offset: int
 ) -> None:
     async with peer.client(edges[0]) as client:
         chat_id = await new_chat(client)
-        # An id of another epoch: its records lie on no log that this edge can read.
-        epoch = (await topic_epoch(edge_bootstrap) + 1) % 65_536
+        # Its records lie on no log that this edge can read, or not where its id says.
+        epoch = (await topic_epoch(edge_bootstrap) + another) % 65_536
         run_id = mint_run_id(
             key=peer.secrets.id_key,
             account_id="anna",
-            address=RunAddress(epoch=epoch, partition=1, mint_offset=5),
+            address=RunAddress(epoch=epoch, partition=1, mint_offset=mint_offset),
             random=bytes(RANDOM_BYTES),
         )
         await peer.store_past_answer(chat_id, run_id, "long ago", end_offset=77)

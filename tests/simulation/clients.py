@@ -14,7 +14,7 @@ from tests.simulation.world import MODEL, World
 CHATS_PER_ACCOUNT: Final = 4
 INTENTS_MAX: Final = 14
 INPUT_TOKENS_MAX: Final = 8
-OUTPUT_TOKENS_MAX: Final = 14
+OUTPUT_TOKENS_MAX: Final = 30
 SHORT_DEADLINE_MS: Final = 5_000
 LONG_DEADLINE_MS: Final = 3_600_000
 
@@ -41,8 +41,8 @@ def limits(version: str, *, scale: int = 1) -> LimitsChanged:
     return LimitsChanged(
         version=version,
         tiers={
-            Tier.FREE: tier(26, "day", 1, SHORT_DEADLINE_MS),
-            Tier.PLUS: tier(60, "month", 2, LONG_DEADLINE_MS),
+            Tier.FREE: tier(45, "day", 1, SHORT_DEADLINE_MS),
+            Tier.PLUS: tier(110, "month", 2, LONG_DEADLINE_MS),
         },
         changed_by="simulation",
     )
@@ -93,7 +93,7 @@ class Client:
     def next_intent(self) -> Intent | None:
         """Something new, or something that was posted before."""
         world = self.world
-        if self._intents_left <= 0:
+        if self._intents_left <= 0 or not world.chance(0.3):
             return None
         self._intents_left -= 1
         if self._keyed and world.chance(0.4):
@@ -105,7 +105,7 @@ class Client:
             tier=tier,
             chat_id=f"{account_id}-chat-{world.rng.randrange(CHATS_PER_ACCOUNT)}",
             input_tokens=world.rng.randint(1, INPUT_TOKENS_MAX),
-            output_tokens=world.rng.choice((None, 1, 4, 9)),
+            output_tokens=world.rng.choice((None, None, 1, 6, 12)),
             key=world.fresh("key-") if world.chance(0.5) else None,
             fingerprint="one",
             on_busy=world.rng.choice(
@@ -122,8 +122,9 @@ class Client:
         self._runs.append(run_id)
 
     def run_to_cancel(self) -> str | None:
-        """Any run of late."""
-        return self.world.rng.choice(self._runs[-4:]) if self._runs else None
+        """Any run of late, decided or not."""
+        runs = self.admitted_runs if self.world.chance(0.6) else self._runs
+        return self.world.rng.choice(runs[-4:]) if runs else None
 
     def admitted(self, intent: Intent, run_id: str) -> None:
         """200 or 202: from now on this answer may not be lost (I13)."""

@@ -120,7 +120,7 @@ class Edge(Process):
 
     def cancel(self) -> bool:
         """A client cancels a run, at any time: before it is queued, in mid-answer, twice, after its end."""
-        if self.world.draining or not self.world.chance(0.05):
+        if self.world.draining or not self.world.chance(0.03):
             return False
         run_id = self._client.run_to_cancel()
         if run_id is None:
@@ -196,7 +196,7 @@ class Edge(Process):
 
     def forget(self) -> bool:
         """Forget an ended run that nobody views: from then on it and all that were minted before it are known by reading back only."""
-        if self.world.draining:
+        if self.world.draining or not self.world.chance(0.2):
             return False
         for run_id, run in self._runs.items():
             if run.state.ended and not self._sinks.get(run_id) and run_id not in self._waiting:

@@ -21,7 +21,7 @@ from schemas.events.tokens import (
 )
 from schemas.run_fold import Ending, RunState
 from schemas.vocabulary import EndCause, EndWriter
-from tests.simulation.mutation import Mutation
+from tests.simulation.mutation import LOSSES, REPLAYS, WORKER_PAUSES, WORKER_ZOMBIES, Mutation
 from tests.simulation.swaps import swap, swap_everywhere
 
 _replace = msgspec.structs.replace
@@ -157,11 +157,13 @@ FOLD_MUTATIONS: Final = (
             swap_everywhere(run_fold.fold, _admission_ends_what_is_queued),
             swap(account, "_decide_prompt", _forgets_known_runs),
         ),
+        faults=REPLAYS,
         caught_by={"I1", "I5", "I6", "I14"},
     ),
     Mutation(
         rule="R3: attempts follow one another",
         swaps=(swap(run_fold, "_attempt", _attempt_of_any_number),),
+        faults=WORKER_ZOMBIES,
         caught_by={"I3"},
     ),
     Mutation(
@@ -176,6 +178,7 @@ FOLD_MUTATIONS: Final = (
     Mutation(
         rule="R4: tokens of an old nonce do not count",
         swaps=(swap(run_fold, "_tokens", _tokens_where(lambda s, e: e.index == s.n)),),
+        faults=WORKER_ZOMBIES,
         caught_by={"I3"},
     ),
     Mutation(
@@ -187,6 +190,7 @@ FOLD_MUTATIONS: Final = (
                 _tokens_where(lambda s, e: e.nonce == s.nonce and e.index >= s.n),
             ),
         ),
+        faults=LOSSES,
         caught_by={"I2"},
     ),
     Mutation(
@@ -198,11 +202,13 @@ FOLD_MUTATIONS: Final = (
                 _tokens_where(lambda s, e: e.nonce == s.nonce and e.index <= s.n),
             ),
         ),
+        faults=REPLAYS,
         caught_by={"I2"},
     ),
     Mutation(
         rule="R5: a terminal never hides a lost delta",
         swaps=(swap(run_fold, "_ended", _worker_ends_where(lambda s, e: e.nonce == s.nonce)),),
+        faults=LOSSES,
         caught_by={"I1"},
     ),
     Mutation(
@@ -214,6 +220,7 @@ FOLD_MUTATIONS: Final = (
                 _worker_ends_where(lambda s, e: s.nonce is not None and e.end == s.n),
             ),
         ),
+        faults=WORKER_PAUSES,
         caught_by={"I3"},
     ),
     Mutation(

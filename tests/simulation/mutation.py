@@ -12,6 +12,19 @@ from tests.simulation.world import Faults, Order
 
 SEEDS_MAX: Final = 2_000
 
+# Ownership moves, and who lost it has not heard of it.
+WORKER_ZOMBIES: Final = Faults(focus="worker", rebalance=0.06, pause=0.04, stall=0.15)
+OWNER_ZOMBIES: Final = Faults(focus="admission", pause=0.1, late_ack=0.3)
+WORKER_PAUSES: Final = Faults(focus="worker", pause=0.08)
+WORKER_CRASHES: Final = Faults(focus="worker", crash=0.05)
+OWNER_CRASHES: Final = Faults(focus="admission", crash=0.03)
+POLICIES: Final = Faults(focus="admission", crash=0.05, policy=0.05, late_ack=0.3)
+RECORDER_CRASHES: Final = Faults(focus="recorder", crash=0.05, late_ack=0.3)
+CONTEXT_CRASHES: Final = Faults(focus="context", crash=0.03, stall=0.1)
+EDGE_CRASHES: Final = Faults(focus="edge", crash=0.03)
+LOSSES: Final = Faults(focus="worker", lose_acked=0.1)
+REPLAYS: Final = Faults(duplicate=0.3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:

@@ -24,16 +24,21 @@ from processors.decisions import (
 from processors.decisions.account_partition import AccountPartition
 from processors.decisions.known_ids import Facts
 from tests.simulation import context, recording
-from tests.simulation.mutation import Mutation
+from tests.simulation.mutation import (
+    CONTEXT_CRASHES,
+    EDGE_CRASHES,
+    LOSSES,
+    OWNER_CRASHES,
+    OWNER_ZOMBIES,
+    POLICIES,
+    RECORDER_CRASHES,
+    REPLAYS,
+    WORKER_CRASHES,
+    WORKER_ZOMBIES,
+    Mutation,
+)
 from tests.simulation.swaps import swap, swap_everywhere
-from tests.simulation.world import Faults, Order
-
-# Ownership moves, and who lost it has not heard of it.
-WORKER_ZOMBIES: Final = Faults(focus="worker", rebalance=0.12, pause=0.08, late_ack=0.3)
-OWNER_ZOMBIES: Final = Faults(focus="admission", pause=0.1, late_ack=0.3)
-RECORDER_CRASHES: Final = Faults(focus="recorder", crash=0.06, late_ack=0.3)
-CONTEXT_CRASHES: Final = Faults(focus="context", crash=0.06, late_ack=0.3)
-OWNER_CRASHES: Final = Faults(focus="admission", crash=0.05, policy=0.05, late_ack=0.3)
+from tests.simulation.world import Order
 
 # The worker
 
@@ -66,16 +71,19 @@ WORKER_MUTATIONS: Final = (
     Mutation(
         rule="G6: an attempt whose record does not come back is lost",
         swaps=(swap(generation, "overdue", lambda state, *, now_ms: state),),
+        faults=LOSSES,
         caught_by={"I13"},
     ),
     Mutation(
         rule="Q2: a request is done when an accepted terminal has come back, not when one was sent",
         order=Order(done_when_terminal_is_back=False),
+        faults=LOSSES,
         caught_by={"I13"},
     ),
     Mutation(
         rule="Q3: what is not done is not committed",
         swaps=(swap(RequestBook, "to_commit", _commits_what_was_read),),
+        faults=WORKER_CRASHES,
         caught_by={"I13"},
     ),
     Mutation(
@@ -114,6 +122,7 @@ RECORDER_MUTATIONS: Final = (
     Mutation(
         rule="C1: a run that is not held complete is read back",
         swaps=(swap(recorder.Partition, "_queued", _trusts_what_it_holds),),
+        faults=RECORDER_CRASHES,
         caught_by={"I4", "I5", "I6", "I12"},
     ),
     Mutation(
@@ -198,6 +207,7 @@ ADMISSION_MUTATIONS: Final = (
     Mutation(
         rule="Q3: a run that is known is not decided again",
         swaps=(swap(account, "_decide_prompt", _forgetting(run_known=False)),),
+        faults=REPLAYS,
         caught_by={"I6", "I12", "I14"},
     ),
     Mutation(
@@ -234,12 +244,13 @@ ADMISSION_MUTATIONS: Final = (
                 lambda versions, offset: versions[-1].limits if versions else None,
             ),
         ),
-        faults=OWNER_CRASHES,
+        faults=POLICIES,
         caught_by={"I12"},
     ),
     Mutation(
         rule="S2: a snapshot is the account as of its offset, not as it lives",
         order=Order(snapshot_as_of_offset=False),
+        faults=OWNER_CRASHES,
         caught_by={"I1", "I5", "I6", "I12", "I13"},
     ),
     Mutation(
@@ -288,6 +299,7 @@ OTHER_MUTATIONS: Final = (
     Mutation(
         rule="what the tail brings while a run is read back is joined to it",
         order=Order(read_back_joins_tail=False),
+        faults=EDGE_CRASHES,
         caught_by={"I4"},
     ),
 )

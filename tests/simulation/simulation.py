@@ -127,6 +127,7 @@ def _draw_faults(world: World) -> Faults:
         fail_send=rate(0.004),
         late_ack=rate(0.1),
         policy=rate(0.004),
+        stall=rate(0.02),
     )
 
 
@@ -181,6 +182,7 @@ def _step(run: Simulation) -> None:
         (faults.jump, _jump),
         (faults.skew, _skew),
         (faults.policy, _change_policy),
+        (faults.stall, _stall),
     ):
         if draw < rate:
             fault(run)
@@ -189,7 +191,7 @@ def _step(run: Simulation) -> None:
     awake = [each for each in run.places if each.process is not None and not each.process.paused]
     if awake:
         place = rng.choices(awake, [_weight(each, faults.focus) for each in awake])[0]
-        for _ in range(rng.choice((1, 2, 4))):
+        for _ in range(rng.choice((1, 3, 6))):
             _act(run, place, Process.step)
     if rng.random() < 0.3:
         run.client.step(_edges(run))
@@ -231,6 +233,8 @@ def _background(run: Simulation) -> None:
         if place.process is None:
             if world.chance(0.1):
                 place.process = place.start()
+        elif place.process.producer.stalled and world.chance(0.05):
+            place.process.producer.stalled = False
         elif place.process.paused and world.chance(0.06):
             place.process.paused = False
             world.trace(f"{place.process.name}: wakes")
@@ -264,6 +268,12 @@ def _pause(run: Simulation) -> None:
     run.world.trace(f"{process.name}: paused")
     if run.world.chance(0.8):
         run.expiring.append(process)
+
+
+def _stall(run: Simulation) -> None:
+    """The network of one process."""
+    if victims := _victims(run):
+        run.world.rng.choice(victims)[1].producer.stalled = True
 
 
 def _rebalance(run: Simulation) -> None:
@@ -344,7 +354,7 @@ def _drain(run: Simulation) -> None:
             continue
         if place.process is None:
             place.process = place.start()
-        place.process.paused = False
+        place.process.paused = place.process.producer.stalled = False
     for process in run.expiring:
         if all(place.process is not process for place in run.places):
             process.leave_groups()

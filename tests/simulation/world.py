@@ -36,6 +36,8 @@ KEYED_PARTITIONS: Final = 2
 TRACE_TAIL: Final = 60
 # Without faults a producer is quick.
 DRAIN_MOVES: Final = 6
+# How often a stalled network does not move when it could.
+STALLED_NETWORK_SHARE: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often what goes wrong, a step or a send. `focus`: the kind of process that it happens to, and that acts more often."""
+    """How often what goes wrong, a step or a send. `focus`: the kind of process that it happens to, and that acts more often.
+
+    `stall`: the network of one process hardly moves for a while.
+    """
 
     focus: str = ""
     crash: float = 0.0
@@ -103,6 +108,7 @@ class Faults:
     lose_acked: float = 0.0
     fail_send: float = 0.0
     late_ack: float = 0.0
+    stall: float = 0.0
 
 
 CALM: Final = Faults()
@@ -182,12 +188,13 @@ def keyed_partition(key: str) -> int:
 class Producer:
     """One process's way to the broker."""
 
-    __slots__ = ("_acks", "_queue", "_world", "may_lose", "name")
+    __slots__ = ("_acks", "_queue", "_world", "may_lose", "name", "stalled")
 
     def __init__(self, world: World, name: str, *, may_lose: bool = False) -> None:
         self.name = name
         # Whether this process has promised to survive that an acknowledged record is not there.
         self.may_lose = may_lose
+        self.stalled = False
         self._world = world
         self._queue: list[Send] = []
         self._acks: list[Send] = []
@@ -216,7 +223,9 @@ class Producer:
         """The network moves a little. Raises Crashed where a send failed."""
         if not self._queue and not self._acks:
             return False
-        for _ in range(DRAIN_MOVES if self._world.draining else 1):
+        if self.stalled and self._world.chance(STALLED_NETWORK_SHARE):
+            return False
+        for _ in range(DRAIN_MOVES if self._world.draining else self._world.rng.choice((1, 1, 3))):
             if not self._move():
                 break
         return True
