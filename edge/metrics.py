@@ -7,8 +7,13 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from schemas.run_fold import RunState
+from schemas.vocabulary import Tier
+
 LATENESS_SAMPLED: Final = 8
 """One in so many writes is measured."""
+_QUEUE_BUCKETS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0)
 _WAIT_BUCKETS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -57,10 +62,65 @@ class Metrics:
             buckets=_WAIT_BUCKETS,
             registry=registry,
         )
+        self.wait_error = Histogram(
+            "turnlog_edge_wait_estimate_error_ratio",
+            "How wrong the estimated wait of a run was, relative to its wait (at least 1 s), by lane.",
+            ["lane"],
+            buckets=_ERROR_BUCKETS,
+            registry=registry,
+        )
+        self.wait = Histogram(
+            "turnlog_edge_run_wait_seconds",
+            "From a run's admission to its first attempt, by lane and model.",
+            ["lane", "model"],
+            buckets=_QUEUE_BUCKETS,
+            registry=registry,
+        )
+        self.saturation = Gauge(
+            "turnlog_edge_saturation_seconds",
+            "Time that the workers need for what waits, as this edge sees it.",
+            registry=registry,
+        )
+        self.pressure = Gauge(
+            "turnlog_edge_pressure", "Pressure, 0 (calm) to 4 (shed).", registry=registry
+        )
         self.requests = Counter(
             "turnlog_edge_requests_total", "Answers by status.", ["status"], registry=registry
         )
+        self.decisions = Counter(
+            "turnlog_edge_decisions_total",
+            "Prompts sent from here, by what was decided: admitted, or the reason; and the ladder's level.",
+            ["tier", "decision", "limit", "level"],
+            registry=registry,
+        )
+        self.downgrades = Counter(
+            "turnlog_edge_downgrades_total",
+            "Prompts sent from here that were admitted to a smaller model, by the one they would have had.",
+            ["tier", "model"],
+            registry=registry,
+        )
+        self.ladder_level = Gauge(
+            "turnlog_edge_ladder_level",
+            "The ladder's level in the newest decision seen here.",
+            registry=registry,
+        )
         self._writes = 0
+
+    def decided(self, state: RunState, tier: Tier) -> None:
+        """A prompt that this edge sent was decided."""
+        queued, refusal = state.queued, state.refusal
+        level = 0
+        if queued is not None:
+            level = queued.ladder_level
+            self.decisions.labels(tier.value, "admitted", "", str(level)).inc()
+            if queued.downgraded_from is not None:
+                self.downgrades.labels(tier.value, queued.downgraded_from).inc()
+        elif refusal is not None:
+            level = refusal.ladder_level
+            self.decisions.labels(tier.value, refusal.reason.value, refusal.limit, str(level)).inc()
+        else:
+            return  # Sent to the run of its key, or in conflict with it.
+        self.ladder_level.set(level)
 
     def written(self, appended_ms: int) -> None:
         """A record with this stamp was written to its viewers."""

@@ -116,6 +116,8 @@ class RunTable:
         self.bad_records = 0
         self.writes = 0
         self.last_shown_ms = 0
+        self.on_turned: Callable[[LiveRun, LogRecord], None] = lambda run, record: None
+        """Told each accepted record of a run on the tail that is no delta, after it was folded."""
         self.on_written: Callable[[int], None] = lambda appended_ms: None
         """Told the append time of a record that was just written to its viewers."""
 
@@ -197,6 +199,7 @@ class RunTable:
                 self.last_shown_ms = record.appended_ms
             if not (len(shown) == 1 and type(shown[0]) is DeltaShown):
                 self._turned(run, queued_now=isinstance(event, RunQueued))
+                self.on_turned(run, record)
             if run.waiting:
                 run.wake()
         for run, turn in turns.items():

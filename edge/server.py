@@ -35,12 +35,13 @@ from edge.start_gap import StartGap
 from edge.state import EdgeState
 from edge.streams import Streams
 from edge.tails import follow_accounts, follow_tokens, follow_workers, open_tail
+from edge.wait_watch import WaitWatch
 from infra.history import History, HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE, open_history
 from infra.log.epoch import topic_epoch
 from infra.log.span_reader import SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
-from infra.models import MODELS, PromptModel, load_model
+from infra.models import ModelFileMissingError, PromptModel, UnknownModelError, load_model
 from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_requested
 from infra.secrets import Secrets, SecretsError, load_secrets
 from infra.settings import exit_with_usage_error, kafka_bootstrap, read_settings_or_exit
@@ -66,6 +67,7 @@ class EdgeSettings:
     kafka_port: int
     port: int
     low_disk_mb: int
+    models: tuple[str, ...]
     part: str
 
     @property
@@ -133,6 +135,8 @@ async def open_edge(
         appends = Appends(writer)
         runs = RunTable(epoch=epoch, starts=token_ends, now=time.monotonic)
         runs.on_written = metrics.written
+        watch = WaitWatch(workers, metrics)
+        runs.on_turned = watch.turned
         edge = EdgeState(
             home=settings.home,
             low_disk_mb=settings.low_disk_mb,
@@ -163,7 +167,7 @@ async def open_edge(
                 group.create_task(follow_tokens(tokens, runs, clock)),
                 group.create_task(lag.probe()),
                 group.create_task(appends.watch()),
-                group.create_task(_keep_house(edge)),
+                group.create_task(_keep_house(edge, watch)),
             ]
             async with asyncio.timeout(CAUGHT_UP_WAIT_S_MAX):
                 await caught_up.wait()
@@ -172,12 +176,13 @@ async def open_edge(
                 task.cancel()
 
 
-async def _keep_house(edge: EdgeState) -> None:
+async def _keep_house(edge: EdgeState, watch: WaitWatch) -> None:
     clock = asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(HOUSEKEEPING_EVERY_S)
         edge.streams.keep_alive(clock())
         edge.runs.forget_old()
+        watch.look()
 
 
 def _http_protocol() -> type[asyncio.Protocol]:
@@ -197,7 +202,10 @@ async def serve(settings: EdgeSettings) -> None:
         secrets, store = load_secrets(settings.home), open_history(settings.home / HISTORY_FILE)
     except (SecretsError, HistoryUnavailable) as error:
         exit_with_usage_error(str(error))
-    models = {name: await asyncio.to_thread(load_model, name) for name in MODELS}
+    try:
+        models = {name: await asyncio.to_thread(load_model, name) for name in settings.models}
+    except (UnknownModelError, ModelFileMissingError) as error:
+        exit_with_usage_error(f"TURNLOG_MODELS: {error}")
     async with (
         store as history,
         open_edge(settings, secrets=secrets, history=history, models=models) as (edge, group),

@@ -6,27 +6,36 @@ outcome depends on it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from edge.decisions.placement import (
-    NO_WORKER_WAIT_MS,
+from edge.decisions.load_view import (
+    Fleet,
+    Pressure,
+    Sent,
     WorkerSeen,
-    choose_partition,
-    live_workers,
+    fleet_of,
     load_view,
+    pressed,
+    saturation_ms,
+    still_counts,
+    with_sent,
 )
+from edge.decisions.placement import choose_partition
 from edge.decisions.quota_view import QuotaView, quota_view
 from schemas.events import Event
 from schemas.events.account_snapshots import AccountSnapshot, LimitsKept
-from schemas.events.accounts import LimitsChanged, LoadView, TierLimits
+from schemas.events.accounts import LaneLimits, LimitsChanged, LoadView, TierLimits
 from schemas.events.workers import WorkerLoadReported
-from schemas.vocabulary import Tier
+from schemas.lane_shares import DEFAULT_SHARES
+from schemas.vocabulary import Lane, Tier
 
 WORKERS_MAX: Final = 2_000
 ACCOUNTS_MAX: Final = 200_000
+SENT_MAX: Final = 20_000
+FLEET_AGE_MS_MAX: Final = 100
+"""So long a view is used again: it takes time in proportion to the workers and to what was sent."""
 
 
 class BrokerClock:
@@ -49,12 +58,16 @@ class BrokerClock:
 
 
 class Workers:
-    """Every worker's last report, and what this edge has sent since."""
+    """Every worker's last report, and what was sent and queued since."""
 
     def __init__(self, clock: BrokerClock) -> None:
         self._clock = clock
         self._seen: OrderedDict[str, WorkerSeen] = OrderedDict()
-        self._unowned: deque[int] = deque(maxlen=1_000)
+        self._sent: OrderedDict[str, Sent] = OrderedDict()
+        self._live_ms: dict[str, int] = {}
+        self._began_ms: int | None = None
+        self._fleet = Fleet(at_ms=0)
+        self._pressure = Pressure()
 
     def note(self, event: Event, appended_ms: int) -> None:
         """Take a report."""
@@ -64,31 +77,87 @@ class Workers:
             if len(self._seen) > WORKERS_MAX:
                 self._seen.popitem(last=False)
 
-    def live(self) -> tuple[WorkerSeen, ...]:
-        """Workers that report and take work."""
-        return live_workers(self._seen.values(), now_ms=self._clock.now_ms())
+    def fleet(self) -> Fleet:
+        """The live workers as of now, or of FLEET_AGE_MS_MAX ago at most."""
+        now_ms = self._clock.now_ms()
+        if self._began_ms is None:
+            self._began_ms = now_ms
+        if 0 <= now_ms - self._fleet.at_ms < FLEET_AGE_MS_MAX:
+            return self._fleet
+        while self._sent and not still_counts(next(iter(self._sent.values())), now_ms=now_ms):
+            self._sent.popitem(last=False)
+        fleet = fleet_of(tuple(self._seen.values()), self._sent.values(), now_ms=now_ms)
+        for model, load in fleet.models.items():
+            if load.owners:
+                self._live_ms[model] = now_ms
+        self._pressure = pressed(
+            self._pressure, saturation_ms=saturation_ms(fleet) or 0, now_ms=now_ms
+        )
+        self._fleet = fleet
+        return fleet
+
+    @property
+    def pressure(self) -> int:
+        """0 (calm) to 4 (shed)."""
+        return self._pressure.level
 
     def place(
-        self, chat_id: str, *, partitions: int, models: Sequence[str], draws: tuple[int, int]
+        self,
+        chat_id: str,
+        *,
+        partitions: int,
+        models: Sequence[str],
+        lane: Lane,
+        shares: Mapping[Lane, LaneLimits],
+        draws: tuple[int, int],
     ) -> int:
-        """The partition of a new run, which counts as sent there."""
-        live = self.live()
-        partition = choose_partition(
-            chat_id, partitions=partitions, models=models, workers=live, draws=draws
+        """The partition of a new run."""
+        return choose_partition(
+            chat_id,
+            partitions=partitions,
+            models=models,
+            lane=lane,
+            fleet=self.fleet(),
+            shares=shares,
+            draws=draws,
         )
-        owners = [worker for worker in live if partition in worker.report.partitions]
-        for worker in owners:
-            self._seen[worker.report.worker_id] = replace(worker, sent_since=worker.sent_since + 1)
-        if not owners:
-            self._unowned.append(self._clock.now_ms())
-        return partition
 
-    def load(self, models: Sequence[str]) -> LoadView:
-        """The view that goes into a prompt."""
-        now_ms = self._clock.now_ms()
-        while self._unowned and now_ms - self._unowned[0] > NO_WORKER_WAIT_MS:
-            self._unowned.popleft()
-        return load_view(models, self.live(), unowned_sent=len(self._unowned))
+    def sent(self, run_id: str, *, partition: int, lane: Lane, models: Sequence[str]) -> None:
+        """This edge sends a prompt; the run counts until it is decided or too old."""
+        self._note_sent(
+            run_id,
+            Sent(partition=partition, lane=lane, models=tuple(models), at_ms=self._clock.now_ms()),
+        )
+
+    def queued(self, run_id: str, *, partition: int, lane: Lane, model: str, at_ms: int) -> None:
+        """A run was admitted, whoever sent it."""
+        self._note_sent(
+            run_id,
+            Sent(partition=partition, lane=lane, models=(model,), at_ms=at_ms, queued=True),
+        )
+
+    def not_queued(self, run_id: str) -> None:
+        """A run was refused or redirected, or has ended."""
+        self._sent.pop(run_id, None)
+
+    def _note_sent(self, run_id: str, sent: Sent) -> None:
+        if run_id not in self._sent:
+            self._fleet = with_sent(self._fleet, sent)
+        self._sent[run_id] = sent
+        self._sent.move_to_end(run_id)
+        if len(self._sent) > SENT_MAX:
+            self._sent.popitem(last=False)
+
+    def load(
+        self, models: Sequence[str], partition: int, shares: Mapping[Lane, LaneLimits]
+    ) -> LoadView:
+        """The view that goes into a prompt whose run lies in this partition."""
+        fleet = self.fleet()
+        began_ms = self._began_ms or fleet.at_ms
+        absent = {model: fleet.at_ms - self._live_ms.get(model, began_ms) for model in models}
+        return load_view(
+            fleet, models, partition, shares=shares, absent_ms=absent, pressure=self.pressure
+        )
 
 
 class Accounts:
@@ -120,6 +189,21 @@ class Accounts:
     def tier(self, tier: Tier) -> TierLimits | None:
         """The limits of a tier; None until admission has said any."""
         return self._limits.tiers.get(tier) if self._limits else None
+
+    def smaller(self, model: str) -> str | None:
+        """What may stand in for a model under load."""
+        policy = self._limits.models.get(model) if self._limits else None
+        return policy.smaller if policy is not None else None
+
+    @property
+    def limits(self) -> LimitsChanged | None:
+        """The newest policy; None until admission has said any."""
+        return self._limits
+
+    @property
+    def shares(self) -> Mapping[Lane, LaneLimits]:
+        """How lanes share the workers."""
+        return self._limits.lanes if self._limits and self._limits.lanes else DEFAULT_SHARES
 
     def quota(self, account_id: str, tier: Tier) -> QuotaView | None:
         """What the account is told; None until admission has said any limits."""

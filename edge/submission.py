@@ -26,7 +26,7 @@ from schemas.events.tokens import RunCancelled
 from schemas.ids import RunAddress, derived_event_id, mint_message_id, mint_run_id, run_address
 from schemas.run_fold import Ending
 from schemas.topics import ACCOUNTS, TOKENS
-from schemas.vocabulary import CancelReason
+from schemas.vocabulary import LANE_OF_TIER, CancelReason
 
 DECISION_WAIT_S_MAX: Final = 10.0
 DRAIN_WAIT_S_MAX: Final = 0.5
@@ -59,6 +59,12 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     edge.refuse_when_draining()  # Nothing is appended that nobody here would see decided.
     run = _mint(edge, submission)
     prompt = _prompt(edge, submission, run.run_id)
+    edge.workers.sent(
+        run.run_id,
+        partition=run.address.partition,
+        lane=LANE_OF_TIER[submission.caller.tier],
+        models=_candidates(submission),
+    )
     clock = asyncio.get_running_loop().time
     sent_at = clock()
     try:
@@ -82,6 +88,7 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
             extra={"run_id": run.run_id},
         )
     edge.metrics.admission_wait.observe(clock() - sent_at)
+    edge.metrics.decided(run.transcript.state, submission.caller.tier)
     return await _decided(edge, run)
 
 
@@ -90,7 +97,9 @@ def _mint(edge: EdgeState, submission: Submission) -> LiveRun:
     partition = edge.workers.place(
         submission.chat_id,
         partitions=edge.partitions,
-        models=[submission.model] if submission.model else list(submission.prompt_tokens),
+        models=_candidates(submission),
+        lane=LANE_OF_TIER[submission.caller.tier],
+        shares=edge.accounts.shares,
         draws=(secrets.randbelow(1 << 30), secrets.randbelow(1 << 30)),
     )
     run_id = mint_run_id(
@@ -104,6 +113,11 @@ def _mint(edge: EdgeState, submission: Submission) -> LiveRun:
         random=random_id(),
     )
     return edge.runs.expect(run_id)
+
+
+def _candidates(submission: Submission) -> list[str]:
+    """The models that admission may choose, the likeliest first."""
+    return [submission.model] if submission.model else list(submission.prompt_tokens)[:1]
 
 
 def _prompt(edge: EdgeState, submission: Submission, run_id: str) -> PromptSubmitted:
@@ -123,15 +137,19 @@ def _prompt(edge: EdgeState, submission: Submission, run_id: str) -> PromptSubmi
         user_message_id=message_id(),
         assistant_message_id=message_id(),
         parent_id=submission.parent_id,
+        parent_given=message.parent_id is not None,
         content=message.content,
         model=submission.model,
         max_output_tokens=message.max_output_tokens,
         sampling=message.sampling,
         stop=message.stop,
+        on_busy=message.on_busy,
         idempotency_key=submission.idempotency_key,
         fingerprint=submission.fingerprint,
         prompt_tokens=submission.prompt_tokens,
-        load=edge.workers.load(list(submission.prompt_tokens)),
+        load=edge.workers.load(
+            list(submission.prompt_tokens), run_address(run_id).partition, edge.accounts.shares
+        ),
         ended_runs=edge.runs.ended_runs(caller.account_id),
     )
 

@@ -16,10 +16,17 @@ INLINE_CHARS_MAX: Final = 2_000
 async def count_prompt(
     edge: EdgeState, caller: Caller, system_prompt: str, content: str, *, model: str | None
 ) -> dict[str, int]:
-    """Tokens by candidate model, of those in which the prompt fits. Empty: it fits none. Raises Refused (503)."""
+    """Tokens by candidate model, of those in which the prompt fits, and of what may stand in for them. Empty: it fits none.
+
+    Raises Refused (503).
+    """
     limits = edge.accounts.tier(caller.tier)
     counts: dict[str, int] = {}
-    for name in [model] if model is not None else edge.models_of(caller.tier):
+    asked = [model] if model is not None else edge.models_of(caller.tier)
+    stand_ins = [edge.accounts.smaller(name) for name in asked]
+    for name in dict.fromkeys([*asked, *filter(None, stand_ins)]):
+        if name not in edge.models:
+            continue
         prompt_model = edge.models[name]
         messages = prompt_model.shortest_prompt(system_prompt, content)
         if len(system_prompt) + len(content) <= INLINE_CHARS_MAX:
@@ -35,4 +42,4 @@ async def count_prompt(
             most = min(most, limits.input_tokens_max)
         if count <= most:
             counts[name] = count
-    return counts
+    return counts if any(name in counts for name in asked) else {}

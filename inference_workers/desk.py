@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from inference_workers.attempt import Attempt
-from inference_workers.decisions.batch_slots import choose
 from inference_workers.decisions.generation import Loss, Phase
+from inference_workers.decisions.lanes import Claim, FairLanes
 from inference_workers.decisions.request_book import Queue, Request, RequestBook
-from inference_workers.decisions.run_book import Absence, Followed, FollowedRun
+from inference_workers.decisions.run_book import NEW, Absence, Followed, FollowedRun
 from inference_workers.engine import Engine
-from inference_workers.load_report import FreedDelays
+from inference_workers.load_report import FreedDelays, LaneUse, lane_load
 from inference_workers.partition_tail import PartitionTail
 from producers.log_writer import LogWriter
+from schemas.events.accounts import LaneLimits
+from schemas.events.workers import LaneLoad
 from schemas.vocabulary import Lane
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Rest:
     lost_ms: int
     until_ms: int
     past_offset: int
+    used_tokens: int
 
 
 class Desk:
@@ -61,6 +64,8 @@ class Desk:
         self.freed_delays = FreedDelays()
         self._starting = False
         self._stopped = False
+        # No slot was free since `second` was asked last, apart from the instant between two requests.
+        self._full = False
         # Set when an attempt was lost: its run goes on only when a commit has shown that we are still a member.
         self.doubt = asyncio.Event()
         self._engine = engine
@@ -69,9 +74,13 @@ class Desk:
         self._tasks = tasks
         self._now_ms = now_ms
         self._on_defect = on_defect
-        # By lane, first come first: when each request was read.
-        self._waiting: dict[Lane, dict[str, int]] = {lane: {} for lane in Lane}
+        # When each request was read whose run is not known yet to be queued and open.
+        self._unknown: dict[str, int] = {}
+        self._lanes = FairLanes()
+        self._use = LaneUse()
         self._active: dict[str, Attempt] = {}
+        # Tokens that were said before this worker's first attempt: not its own use.
+        self._said_before: dict[str, int] = {}
         self._resting: dict[str, Rest] = {}
         self._losses: dict[str, int] = {}
         self._engine_failures: dict[str, int] = {}
@@ -82,12 +91,34 @@ class Desk:
         """Slots held, those included that the engine has not confirmed free."""
         return len(self._active)
 
+    def share(self, shares: Mapping[Lane, LaneLimits]) -> None:
+        """The policy has other weights, floors and look-aheads."""
+        self._lanes.change_shares(shares)
+
+    def lane_loads(self) -> tuple[LaneLoad, ...]:
+        """What waits for a slot."""
+        unknown = [self._claim_of(run_id) for run_id in self._unknown]
+        resting = [self._claim_of(run_id) for run_id in self._resting]
+        return tuple(
+            lane_load(
+                lane,
+                self._lanes.queue(lane),
+                others=[c.tokens for c in (*unknown, *resting) if c.lane is lane],
+                use=self._use,
+            )
+            for lane in Lane
+        )
+
+    def second(self, *, elapsed_s: float) -> bool:
+        """About a second has passed since this was asked last. Whether no slot was free in between."""
+        self._use.second(elapsed_s=elapsed_s)
+        full, self._full = self._full, self.busy >= self._engine.caps.slots
+        return full and self._full
+
     @property
-    def queued(self) -> list[Request]:
-        """The requests that wait for a slot."""
-        runs = (run_id for lane in self._waiting.values() for run_id in lane)
-        found = (self.requests.of_run(run_id) for run_id in runs)
-        return [request for request in found if request is not None]
+    def waiting(self) -> int:
+        """How many requests wait for a slot."""
+        return len(self._unknown) + len(self._lanes) + len(self._resting)
 
     @property
     def membership_in_doubt(self) -> bool:
@@ -121,7 +152,9 @@ class Desk:
         """A request was read. The caller calls `schedule` after the batch."""
         if not self.requests.add(request):
             return
-        self._waiting[request.queue.lane][request.run_id] = self._now_ms()
+        self._unknown[request.run_id] = self._now_ms()
+        claim = self._claim_of(request.run_id)
+        self._use.came(claim.lane, claimed=claim.tokens)
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
             tail.book.pin(request.run_id)
@@ -159,8 +192,7 @@ class Desk:
     def set_aside_unqueued(self) -> None:
         """Give up requests whose run is not queued UNQUEUED_WAIT_MS_MAX after they were read."""
         before = self._now_ms() - UNQUEUED_WAIT_MS_MAX
-        waiting = [(run_id, at) for lane in self._waiting.values() for run_id, at in lane.items()]
-        for run_id, read_ms in waiting:
+        for run_id, read_ms in list(self._unknown.items()):
             if read_ms >= before:
                 continue
             request = self.requests.of_run(run_id)
@@ -173,62 +205,75 @@ class Desk:
 
     def schedule(self) -> None:
         """Fill the free slots."""
-        slots = self._engine.caps.slots
-        free = slots - len(self._active)
-        if self._stopped or not self._starting or free <= 0:
+        caps = self._engine.caps
+        if self._stopped or not self._starting:
             return
-        startable = {
-            lane: self._first_startable(list(waiting), free)
-            for lane, waiting in self._waiting.items()
-            if waiting
-        }
-        if not any(startable.values()):
-            return
-        busy: dict[Lane, int] = {}
-        for attempt in self._active.values():
-            lane_held = attempt.request.queue.lane
-            busy[lane_held] = busy.get(lane_held, 0) + 1
-        for run_id in choose(startable, busy, slots=slots):
+        self._place()
+        while len(self._active) < caps.slots:
+            run_id = self._lanes.take(room_tokens=caps.kv_tokens_max - self._held_tokens())
+            if run_id is None:
+                self._full = False
+                return
             self._start(run_id)
 
-    def _first_startable(self, run_ids: list[str], count: int) -> list[str]:
-        found: list[str] = []
-        for run_id in run_ids:
+    def _held_tokens(self) -> int:
+        """What the attempts under way may come to hold of the engine's memory."""
+        window = self._engine.caps.context_window
+        return sum(
+            min(window, len(attempt.request.event.prompt_ids) + attempt.generation.grant)
+            for attempt in self._active.values()
+        )
+
+    def _place(self) -> None:
+        """Let those wait for a slot that could use one: their run is known, queued and open, and what it rested for is over."""
+        for run_id in [*self._unknown, *self._resting]:
+            if run_id in self._active:
+                continue  # It went and came back while the attempt of before still ends.
             request = self.requests.of_run(run_id)
             assert request is not None, "what waits is held"
-            if self._startable(request):
-                found.append(run_id)
-                if len(found) == count:
-                    break
-        return found
+            tail = self.tails.get(request.queue.partition)
+            found = tail.find(run_id) if tail is not None else Absence.BEING_READ
+            if tail is None or isinstance(found, Absence):
+                if found is Absence.ENDED:
+                    self._done(run_id)
+                continue
+            rest = self._resting.get(run_id)
+            if not found.state.open or (rest is not None and not self._rested(rest, tail)):
+                continue
+            tail.book.pin(run_id)
+            if rest is not None:
+                del self._resting[run_id]
+                self._lanes.put_back(run_id)
+            else:
+                del self._unknown[run_id]
+                self._lanes.wait(self._claim_of(run_id, found))
 
-    def _startable(self, request: Request) -> bool:
-        run_id = request.run_id
-        tail = self.tails.get(request.queue.partition)
-        if tail is None or run_id in self._active:
-            return False
-        found = tail.find(run_id)
-        if found is Absence.ENDED:
-            self._done(run_id)
-            return False
-        if not isinstance(found, FollowedRun) or not found.state.open:
-            return False
-        rest = self._resting.get(run_id)
-        return rest is None or (
+    def _rested(self, rest: Rest, tail: PartitionTail) -> bool:
+        return (
             self._now_ms() >= rest.until_ms
             and self._member_ms > rest.lost_ms
             and tail.position > rest.past_offset
         )
 
+    def _claim_of(self, run_id: str, run: FollowedRun = NEW) -> Claim:
+        request = self.requests.of_run(run_id)
+        assert request is not None, "what waits is held"
+        event = request.event
+        tokens = len(event.prompt_ids) + event.granted_output_tokens - run.state.n
+        return Claim(
+            run_id=run_id,
+            account_id=event.account_id,
+            lane=request.queue.lane,
+            tokens=max(1, min(tokens, self._engine.caps.context_window)),
+            resumed=run.state.attempt > 0,
+        )
+
     def _start(self, run_id: str) -> None:
         request = self.requests.of_run(run_id)
         assert request is not None, "what waits is held"
-        tail = self.tails[request.queue.partition]
-        run = tail.find(run_id)
-        assert isinstance(run, FollowedRun), "only what is known starts"
-        tail.book.pin(run_id)
-        del self._waiting[request.queue.lane][run_id]
-        self._resting.pop(run_id, None)
+        run = self.tails[request.queue.partition].find(run_id)
+        assert isinstance(run, FollowedRun), "a pinned run is not forgotten"
+        self._said_before.setdefault(run_id, run.state.n)
         attempt = Attempt(
             request=request,
             run=run,
@@ -254,7 +299,22 @@ class Desk:
         lost = attempt.generation.phase is Phase.LOST
         if lost and self.requests.of_run(run_id) is attempt.request:
             self._rest(attempt, now)
+        else:
+            used_tokens = self._used_tokens(attempt)
+            self._finish(run_id, used_tokens)
+            if not lost:
+                claimed = len(attempt.request.event.prompt_ids) + attempt.generation.grant
+                self._use.ended(attempt.request.queue.lane, claimed=claimed, used=used_tokens)
         self.schedule()
+
+    def _used_tokens(self, attempt: Attempt) -> int:
+        said = attempt.generation.said - self._said_before[attempt.request.run_id]
+        return len(attempt.request.event.prompt_ids) + max(0, said)
+
+    def _finish(self, run_id: str, used_tokens: int) -> None:
+        """The run needs no slot here any more, and used so much while it had one."""
+        del self._said_before[run_id]
+        self._lanes.finish(run_id, used_tokens=used_tokens)
 
     def _rest(self, attempt: Attempt, now: int) -> None:
         run_id = attempt.request.run_id
@@ -263,12 +323,12 @@ class Desk:
             self._engine_failures[run_id] = self._engine_failures.get(run_id, 0) + 1
         wait_ms = min(RETRY_AFTER_MS_MIN * 2 ** (losses - 1), RETRY_AFTER_MS_MAX)
         self._resting[run_id] = Rest(
-            lost_ms=now, until_ms=now + wait_ms, past_offset=attempt.acked_offset
+            lost_ms=now,
+            until_ms=now + wait_ms,
+            past_offset=attempt.acked_offset,
+            used_tokens=self._used_tokens(attempt),
         )
         self.doubt.set()
-        # It keeps its place: it was the first to come once already.
-        lane = attempt.request.queue.lane
-        self._waiting[lane] = {run_id: now, **self._waiting[lane]}
 
     def _done(self, run_id: str) -> None:
         request = self.requests.of_run(run_id)
@@ -279,8 +339,13 @@ class Desk:
 
     def _forget(self, request: Request) -> None:
         run_id = request.run_id
-        self._waiting[request.queue.lane].pop(run_id, None)
-        self._resting.pop(run_id, None)
+        self._unknown.pop(run_id, None)
+        self._lanes.withdraw(run_id)
+        rest = self._resting.pop(run_id, None)
+        if rest is not None:
+            self._finish(run_id, rest.used_tokens)
+        elif run_id not in self._active:
+            self._said_before.pop(run_id, None)
         self._losses.pop(run_id, None)
         self._engine_failures.pop(run_id, None)
         tail = self.tails.get(request.queue.partition)

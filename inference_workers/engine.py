@@ -129,11 +129,16 @@ class EngineCaps:
     stop_strings_max: int
     stop_string_chars_max: int
 
+    @property
+    def kv_tokens_max(self) -> int:
+        """Tokens that all slots together can hold."""
+        return self.slots * self.context_window
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """`busy` counts slots that the engine has not confirmed free, so it includes `releasing`:
-    those whose stream has already ended.
+    those whose stream has already ended. `kv_tokens` is what they all hold.
     """
 
     slots: int
@@ -142,6 +147,7 @@ class EngineLoad:
     generated_tokens_total: int
     prompt_tokens_total: int
     progress_age_ms: float
+    kv_tokens: int
 
     @property
     def free(self) -> int:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
@@ -91,12 +92,12 @@ class LlamaEngine:
         self._spec = model_spec(settings.model)
         self._model = model
         self._token_bytes = token_bytes(model.vocabulary)
-        self._id_of = {data: i for i, data in enumerate(self._token_bytes) if data}
+        self._id_of = _ids_of_bytes(self._token_bytes)
         caps = EngineCaps(
             model=settings.model,
             slots=settings.slots,
             context_window=_window(settings, self._spec),
-            stop_strings_max=STOP_STRINGS_MAX,
+            stop_strings_max=STOP_STRINGS_MAX + len(self._spec.stop_strings),
             stop_string_chars_max=STOP_STRING_CHARS_MAX,
         )
         self._book = SlotBook(caps, stalled_after_s=settings.stalled_after_s)
@@ -155,6 +156,7 @@ class LlamaEngine:
             await asyncio.to_thread(_Ending(server).let_go)
 
     def submit(self, request: GenRequest) -> EngineStream:
+        request = replace(request, stop=(*request.stop, *self._spec.stop_strings))
         fed = request.prompt_ids + self._emitted(request)
         slot, shares = self._best_slot(request, fed)
         seat = self._book.take(request, slot=slot, fed_tokens=len(fed))
@@ -305,6 +307,12 @@ def _window(settings: LlamaSettings, spec: ModelSpec) -> int:
     window = settings.slot_window_tokens or spec.context_window
     assert window <= spec.context_window, "a slot beyond the model's window"
     return window
+
+
+def _ids_of_bytes(said: Sequence[bytes]) -> Mapping[bytes, int]:
+    """The token that says these bytes, where only one does."""
+    count = Counter(said)
+    return {data: i for i, data in enumerate(said) if data and count[data] == 1}
 
 
 def _shared_prefix(kept: tuple[int, ...], fed: tuple[int, ...]) -> int:

@@ -104,7 +104,7 @@ class Intake:
             batch = await self.membership.read(wait_ms=READ_WAIT_MS)
             await self._take(batch, self.membership.generation)
             self._batch_read.set()
-            self.membership.stop_reading(stop=self._desk.requests.full)
+            self.membership.pause_lanes(self._desk.requests.full_lanes)
 
     async def _take(self, batch: list[QueueRecord], generation: int) -> None:
         for record in batch:
@@ -194,7 +194,8 @@ class Intake:
                 position = await self.membership.position(queue)
                 if position is not None and position >= ends[queue]:
                     del ends[queue]
-            if not ends or self._desk.requests.full:
+            full = self._desk.requests.full_lanes
+            if all(queue.lane in full for queue in ends):
                 return self.membership.generation == generation
             await self._batch_read.wait()
         return False

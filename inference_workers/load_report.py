@@ -6,16 +6,22 @@ Both are for people and for the edges' soft view; no decision about a run depend
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from inference_workers.decisions.request_book import Request
+from inference_workers.decisions.lanes import LaneQueue
 from inference_workers.engine import EngineLoad
-from schemas.events.workers import WorkerLoadReported
+from schemas.events.workers import LaneLoad, WorkerLoadReported
+from schemas.vocabulary import Lane
 
 REPORT_EVERY_S: Final = 1.0
 # How much the last second counts in a rate.
 RATE_WEIGHT: Final = 0.3
+FULL_RATE_WEIGHT_MIN: Final = 0.05
+COMING_WEIGHT_MIN: Final = 0.02
+# How much the last request counts in what requests use, once there were many: noise here is noise in every wait.
+USE_WEIGHT_MIN: Final = 0.02
 FREED_BOUNDS_MS: Final = (10, 25, 50, 100, 250, 500, 1_000, 5_000)
 
 
@@ -38,15 +44,20 @@ class FreedDelays:
 
 
 class Rates:
-    """Tokens per second as the engine made them, over the seconds in which it made any: what it can do, not what was asked of it."""
+    """Tokens per second as the engine made them, over the seconds in which it made any: what it can do, not what was asked of it.
+
+    `full` is prompt and output together over the seconds in which no slot was free: at that pace a queue becomes shorter.
+    """
 
     def __init__(self) -> None:
         self.prefill = 0.0
         self.decode = 0.0
+        self.full = 0.0
+        self._full_seconds = 0
         self._last: EngineLoad | None = None
 
-    def measure(self, load: EngineLoad, *, elapsed_s: float) -> None:
-        """Another look at the engine's totals, `elapsed_s` after the one before."""
+    def measure(self, load: EngineLoad, *, full: bool, elapsed_s: float) -> None:
+        """Another look at the engine's totals, `elapsed_s` after the one before; `full`: no slot was free in between."""
         last, self._last = self._last, load
         if last is None or elapsed_s <= 0:
             return
@@ -54,6 +65,11 @@ class Rates:
         decoded = (load.generated_tokens_total - last.generated_tokens_total) / elapsed_s
         self.prefill = _moved(self.prefill, prefilled)
         self.decode = _moved(self.decode, decoded)
+        if full:
+            # Prompts count all at once when they start: the mean needs many seconds.
+            self._full_seconds += 1
+            weight = max(FULL_RATE_WEIGHT_MIN, 1 / self._full_seconds)
+            self.full += weight * (prefilled + decoded - self.full)
 
 
 def _moved(rate: float, measured: float) -> float:
@@ -62,9 +78,60 @@ def _moved(rate: float, measured: float) -> float:
     return measured if rate == 0 else rate + RATE_WEIGHT * (measured - rate)
 
 
-def queued_tokens(queued: Iterable[Request]) -> int:
-    """Prompt and granted output of what waits: the work that lies ahead of a request sent now."""
-    return sum(len(r.event.prompt_ids) + r.event.granted_output_tokens for r in queued)
+class LaneUse:
+    """How much requests of each lane claim as they come (tokens per second), how much of that they use (a share of 0 to 1), and how many
+    tokens one of them uses.
+    """
+
+    def __init__(self) -> None:
+        self.claimed: dict[Lane, float] = {}
+        self.tokens: dict[Lane, float] = {}
+        self.coming: dict[Lane, float] = {}
+        self._came: Counter[Lane] = Counter()
+        self._ended: Counter[Lane] = Counter()
+        self._seconds = 0
+
+    def came(self, lane: Lane, *, claimed: int) -> None:
+        """One came."""
+        self._came[lane] += claimed
+
+    def second(self, *, elapsed_s: float) -> None:
+        """So long after the last time."""
+        if elapsed_s <= 0:
+            return
+        self._seconds += 1
+        weight = max(COMING_WEIGHT_MIN, 1 / self._seconds)
+        for lane in Lane:
+            before = self.coming.get(lane, 0.0)
+            self.coming[lane] = before + weight * (self._came[lane] / elapsed_s - before)
+        self._came.clear()
+
+    def ended(self, lane: Lane, *, claimed: int, used: int) -> None:
+        """One ended; tokens of prompt and output."""
+        self._ended[lane] += 1
+        weight = max(USE_WEIGHT_MIN, 1 / self._ended[lane])
+        for means, seen in ((self.claimed, claimed), (self.tokens, used)):
+            before = means.get(lane, 0.0)
+            means[lane] = before + weight * (seen - before)
+
+    def share(self, lane: Lane) -> float:
+        """Of the tokens claimed, those used; 0: none ended yet. Not the mean of each one's share: large ones count for more."""
+        claimed = self.claimed.get(lane, 0.0)
+        return min(1.0, self.tokens[lane] / claimed) if claimed else 0.0
+
+
+def lane_load(lane: Lane, queue: LaneQueue, *, others: list[int], use: LaneUse) -> LaneLoad:
+    """What waits in the lane. `others` are the claims of requests that wait for something else before they may wait for a slot."""
+    return LaneLoad(
+        lane=lane,
+        queued_requests=queue.requests + len(others),
+        queued_tokens=queue.tokens + sum(others),
+        ahead_requests=queue.ahead_requests + len(others),
+        ahead_tokens=queue.ahead_tokens + sum(others),
+        used_percent=round(100 * use.share(lane)),
+        used_tokens_mean=round(use.tokens.get(lane, 0)),
+        coming_tokens_per_s=round(use.coming.get(lane, 0.0), 1),
+    )
 
 
 def load_report(
@@ -74,8 +141,10 @@ def load_report(
     epoch: int,
     slots: int,
     busy: int,
-    queued: list[Request],
+    lanes: tuple[LaneLoad, ...],
     rates: Rates,
+    kv_tokens: int,
+    kv_tokens_max: int,
     partitions: Iterable[int],
     draining: bool,
 ) -> WorkerLoadReported:
@@ -86,10 +155,14 @@ def load_report(
         epoch=epoch,
         slots=slots,
         busy=busy,
-        queued_requests=len(queued),
-        queued_tokens=queued_tokens(queued),
+        queued_requests=sum(lane.queued_requests for lane in lanes),
+        queued_tokens=sum(lane.queued_tokens for lane in lanes),
         prefill_tokens_per_s=round(rates.prefill, 1),
         decode_tokens_per_s=round(rates.decode, 1),
+        full_tokens_per_s=round(rates.full, 1),
         partitions=tuple(sorted(partitions)),
         draining=draining,
+        lanes=lanes,
+        kv_tokens=kv_tokens,
+        kv_tokens_max=kv_tokens_max,
     )

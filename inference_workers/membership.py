@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -165,14 +165,15 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
             return False
         return True
 
-    def stop_reading(self, *, stop: bool) -> None:
-        """Read no further, or read on; membership goes on."""
+    def pause_lanes(self, lanes: Collection[Lane]) -> None:
+        """Read these no further, and the others on; membership goes on."""
         sources = self._consumer.assignment()
+        stopped = {source for source in sources if self._lanes[source.topic] in lanes}
         paused = self._consumer.paused()
-        if stop and sources - paused:
-            self._consumer.pause(*sources)
-        elif not stop and paused:
-            self._consumer.resume(*paused)
+        if stopped - paused:
+            self._consumer.pause(*(stopped - paused))
+        if paused - stopped:
+            self._consumer.resume(*(paused - stopped))
 
     def topic_of(self, lane: Lane) -> Topic:
         """The lane's topic."""

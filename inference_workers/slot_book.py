@@ -48,7 +48,7 @@ class Seat:
     `freed`.
     """
 
-    def __init__(self, book: SlotBook, request: GenRequest, slot: int) -> None:
+    def __init__(self, book: SlotBook, request: GenRequest, slot: int, *, fed_tokens: int) -> None:
         self.request = request
         self.slot = slot
         self.stream = AnswerStream(request.request_id)
@@ -59,6 +59,7 @@ class Seat:
             exact=request.emitted_ids is not None,
         )
         self._prompt_tokens = len(request.prompt_ids)
+        self._fed_tokens = fed_tokens
         self._cached_tokens = 0
         self._generated = 0
         self._progress_at = book.now()
@@ -83,6 +84,11 @@ class Seat:
     def generated(self) -> int:
         """Tokens the engine made in this attempt."""
         return self._generated
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the slot holds."""
+        return self._fed_tokens + self._generated
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Have `call` called once when the stream is over, at once if it is. The latest counts."""
@@ -217,7 +223,8 @@ class SlotBook:
             raise Saturated(f"all {self.caps.slots} slots are busy")
         if not self._seats:
             self._progress_at = self.now()  # Idleness is no silence.
-        seat = Seat(self, request, free[0] if slot is None else slot)
+        chosen = free[0] if slot is None else slot
+        seat = Seat(self, request, chosen, fed_tokens=fed_tokens)
         assert seat.slot in free, "the slot is taken"
         self._seats[seat.slot] = seat
         self._all_free.clear()
@@ -249,6 +256,7 @@ class SlotBook:
             releasing=sum(seat.over for seat in self._seats.values()),
             generated_tokens_total=self._generated_total,
             prompt_tokens_total=self._prompt_total,
+            kv_tokens=sum(seat.kv_tokens for seat in self._seats.values()),
             progress_age_ms=(self.now() - self._progress_at) * 1000 if self._seats else 0.0,
         )
 

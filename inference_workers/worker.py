@@ -29,9 +29,11 @@ from inference_workers.engine_llama import LlamaEngine, LlamaSettings
 from inference_workers.engine_scripted import ScriptedEngine, ScriptedSettings
 from inference_workers.intake import Intake
 from inference_workers.load_report import REPORT_EVERY_S, Rates, load_report
+from inference_workers.policy_tail import follow_shares
 from infra.log.epoch import topic_epoch
 from infra.log.span_reader import SpanReader
 from infra.models import load_model
+from infra.models.packaged import ModelFileMissingError
 from infra.models.registry import UnknownModelError, model_spec
 from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_requested
 from infra.settings import (
@@ -175,6 +177,14 @@ class Worker:
             tasks.create_task(_tick(desk))
             tasks.create_task(self._report(desk, log))
             tasks.create_task(self._announce(intake))
+            tasks.create_task(
+                follow_shares(
+                    bootstrap=self._bootstrap,
+                    client_id=self._worker_id,
+                    spans=spans,
+                    on_shares=desk.share,
+                )
+            )
             await stop.wait()
             await self._stop(desk, intake, log)
         raise _Stopped
@@ -185,7 +195,7 @@ class Worker:
         logger.info("worker_ready id=%s model=%s", self._worker_id, self._settings.model)
 
     async def _stop(self, desk: Desk, intake: Intake, log: LogWriter) -> None:
-        logger.info("worker_stopping busy=%d queued=%d", desk.busy, len(desk.queued))
+        logger.info("worker_stopping busy=%d queued=%d", desk.busy, desk.waiting)
         desk.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_COMMIT_WAIT_S_MAX):
@@ -212,7 +222,9 @@ class Worker:
             await asyncio.sleep(REPORT_EVERY_S)
             ordinal += 1
             now_s = time.monotonic()
-            self._rates.measure(self._engine.load(), elapsed_s=now_s - last_s)
+            elapsed_s = now_s - last_s
+            full = desk.second(elapsed_s=elapsed_s)
+            self._rates.measure(self._engine.load(), full=full, elapsed_s=elapsed_s)
             last_s = now_s
             with contextlib.suppress(AppendFailed):
                 await self._append_report(desk, log, ordinal=ordinal, draining=False)
@@ -236,7 +248,9 @@ class Worker:
                 epoch=self._start_epoch,
                 slots=self._engine.caps.slots,
                 busy=desk.busy,
-                queued=desk.queued,
+                lanes=desk.lane_loads(),
+                kv_tokens=self._engine.load().kv_tokens,
+                kv_tokens_max=self._engine.caps.kv_tokens_max,
                 rates=self._rates,
                 partitions=desk.tails,
                 draining=draining,
@@ -273,8 +287,8 @@ def main() -> int:
     """Run until SIGTERM (0), or until something fails (70)."""
     settings = read_settings_or_exit(WorkerSettings)
     try:
-        model_spec(settings.model)
-    except UnknownModelError as error:
+        model_spec(settings.model).path()
+    except (UnknownModelError, ModelFileMissingError) as error:
         exit_with_usage_error(f"TURNLOG_MODEL: {error}")
     start_logging(settings.part or "worker", settings.log)
     try:

@@ -1,33 +1,37 @@
 """The policy file: read, checked whole, and turned into the LimitsChanged event that admission obeys.
 
 Processes never decide by the file: it becomes an event when it differs from what the log says. So who changed what is on the log.
+Every error is one line that names the file, the field, and what is expected there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
+import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX
-from schemas.events.accounts import LimitsChanged, TierLimits
-from schemas.topics import RUN_DEADLINE_MS_MAX
-from schemas.vocabulary import Tier
+from infra.policy_checks import PolicyError, check_policy
+from schemas.events import Part
+from schemas.events.accounts import (
+    Ladder,
+    LadderLevel,
+    LaneLimits,
+    LimitsChanged,
+    ModelPolicy,
+    TierLimits,
+)
+from schemas.vocabulary import Lane, Tier
 
 PACKAGED: Final = Path(__file__).with_name("policies.toml")
 POLICY_BYTES_MAX: Final = 65_536
+SECTIONS: Final = ("tiers", "lanes", "models", "ladder")
 
-
-class PolicyError(ValueError):
-    """The policy file is unusable. The message is one line: file, field, what is expected."""
-
-
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tiers: dict[Tier, dict[str, object]]
+PartT = TypeVar("PartT", bound=Part)
 
 
 def read_policies(path: Path, *, models: Mapping[str, int], changed_by: str) -> LimitsChanged:
@@ -37,62 +41,117 @@ def read_policies(path: Path, *, models: Mapping[str, int], changed_by: str) -> 
     """
     source = path if path != Path() else PACKAGED
     try:
-        raw = source.read_bytes()[: POLICY_BYTES_MAX + 1]
-        if len(raw) > POLICY_BYTES_MAX:
-            raise PolicyError(f"{source}: larger than {POLICY_BYTES_MAX} bytes")
-        table = tomllib.loads(raw.decode())
-        outer = msgspec.convert(table, _File)
-        tiers = {tier: _tier(tier, fields) for tier, fields in outer.tiers.items()}
-    except PolicyError as error:
-        raise PolicyError(f"{source}: {error}") from None
+        with source.open("rb") as file:
+            raw = file.read(POLICY_BYTES_MAX + 1)
     except OSError as error:
         raise PolicyError(f"{source}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise PolicyError(f"{source}: {error}") from error
-    for tier in Tier:
-        if tier not in tiers:
-            raise PolicyError(f"{source}: tiers.{tier.value} is missing")
-        _check(source, tier, tiers[tier], models)
-    body = msgspec.json.encode({tier.value: tiers[tier] for tier in Tier})
-    version = hashlib.blake2b(body, digest_size=8).hexdigest()
-    return LimitsChanged(version=version, tiers=tiers, changed_by=changed_by)
+    return parse_policies(raw, source=str(source), models=models, changed_by=changed_by)
 
 
-def _tier(tier: Tier, fields: dict[str, object]) -> TierLimits:
-    unknown = sorted(set(fields) - set(TierLimits.__struct_fields__))
-    if unknown:
-        raise PolicyError(f"tiers.{tier.value}.{unknown[0]} is no field of a tier")
+def parse_policies(
+    raw: bytes, *, source: str, models: Mapping[str, int], changed_by: str
+) -> LimitsChanged:
+    """The limits in the TOML text `raw`; `source` names it in errors. Raises PolicyError. See `read_policies`."""
     try:
-        return msgspec.convert(fields, TierLimits)
-    except msgspec.ValidationError as error:
-        raise PolicyError(f"tiers.{tier.value}: {error}") from error
+        if len(raw) > POLICY_BYTES_MAX:
+            raise PolicyError(f"larger than {POLICY_BYTES_MAX} bytes")
+        table = tomllib.loads(raw.decode())
+        for name in table:
+            if name not in SECTIONS:
+                raise PolicyError(f"{name} is no section; there are {', '.join(SECTIONS)}")
+        found = LimitsChanged(
+            version="",
+            tiers={
+                _word(Tier, name, "tiers"): _part(TierLimits, fields, f"tiers.{name}")
+                for name, fields in _table(table, "tiers").items()
+            },
+            changed_by=changed_by,
+            lanes={
+                _word(Lane, name, "lanes"): _part(LaneLimits, fields, f"lanes.{name}")
+                for name, fields in _table(table, "lanes").items()
+            },
+            models=_models(_table(table, "models"), models),
+            ladder=_ladder(_table(table, "ladder")),
+        )
+        check_policy(found, models)
+    except PolicyError as error:
+        raise PolicyError(f"{source}: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{source}: {error}") from error
+    return msgspec.structs.replace(found, version=version_of(found))
 
 
-def _check(source: Path, tier: Tier, limits: TierLimits, models: Mapping[str, int]) -> None:
-    bounds = {
-        "tokens_per_window": (1, 10**15),
-        "open_runs_max": (1, OPEN_RESERVATIONS_MAX),
-        "input_tokens_max": (16, 10**7),
-        "output_tokens_max": (1, 10**6),
-        "run_deadline_ms": (1_000, RUN_DEADLINE_MS_MAX),
-        "queue_wait_ms_max": (0, RUN_DEADLINE_MS_MAX),
+def version_of(limits: LimitsChanged) -> str:
+    """A name of the content, whoever wrote it and in whatever order."""
+    body = msgspec.json.encode(
+        {
+            "tiers": {tier.value: limits.tiers[tier] for tier in Tier if tier in limits.tiers},
+            "lanes": {lane.value: limits.lanes[lane] for lane in Lane if lane in limits.lanes},
+            "models": dict(sorted(limits.models.items())),
+            "ladder": limits.ladder,
+        }
+    )
+    return hashlib.blake2b(body, digest_size=8).hexdigest()
+
+
+def _table(table: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = table.get(name, {})
+    if not isinstance(found, dict):
+        raise PolicyError(f"{name} must be a table")
+    return found
+
+
+WordT = TypeVar("WordT", Tier, Lane)
+
+
+def _word(words: type[WordT], name: str, section: str) -> WordT:
+    try:
+        return words(name)
+    except ValueError:
+        known = ", ".join(word.value for word in words)
+        raise PolicyError(f"{section}.{name} is unknown; there are {known}") from None
+
+
+def _models(tables: Mapping[str, object], windows: Mapping[str, int]) -> dict[str, ModelPolicy]:
+    """Models that the file does not name have their whole window, and cost what any token costs."""
+    named = {name: _part(ModelPolicy, fields, f"models.{name}") for name, fields in tables.items()}
+    others = {
+        name: ModelPolicy(context_tokens=window)
+        for name, window in windows.items()
+        if name not in named
     }
-    for field, (low, high) in bounds.items():
-        value = getattr(limits, field)
-        if not low <= value <= high:
-            raise PolicyError(
-                f"{source}: tiers.{tier.value}.{field} must be {low} to {high}, not {value}"
-            )
-    if not limits.models:
-        raise PolicyError(f"{source}: tiers.{tier.value}.models names no model")
-    for model in limits.models:
-        if model not in models:
-            known = ", ".join(sorted(models))
-            raise PolicyError(
-                f"{source}: tiers.{tier.value}.models: {model!r} is unknown; known: {known}"
-            )
-        if limits.input_tokens_max + limits.output_tokens_max > models[model]:
-            raise PolicyError(
-                f"{source}: tiers.{tier.value}: input_tokens_max + output_tokens_max exceed the "
-                f"{models[model]} tokens of {model}'s context window"
-            )
+    return named | others
+
+
+def _ladder(table: Mapping[str, object]) -> Ladder:
+    levels = table.get("levels", [])
+    if not isinstance(levels, list):
+        raise PolicyError("ladder.levels must be a list of tables, [[ladder.levels]]")
+    plain = {name: value for name, value in table.items() if name != "levels"}
+    found = _part(Ladder, plain, "ladder")
+    return msgspec.structs.replace(
+        found,
+        levels=tuple(
+            _part(LadderLevel, fields, f"ladder.levels[{number}]")
+            for number, fields in enumerate(levels, start=1)
+        ),
+    )
+
+
+def _part(kind: type[PartT], fields: object, at: str) -> PartT:
+    """A table of the file as a value; every error names the field."""
+    if not isinstance(fields, dict):
+        raise PolicyError(f"{at} must be a table")
+    types = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in types:
+            raise PolicyError(f"{at}.{name} is unknown; there are {', '.join(types)}")
+        try:
+            values[name] = msgspec.convert(value, types[name])
+        except msgspec.ValidationError as error:
+            raise PolicyError(f"{at}.{name}: {str(error).partition(' - at ')[0]}") from error
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.name not in values:
+            raise PolicyError(f"{at}.{field.name} is missing")
+    return kind(**values)

@@ -114,6 +114,18 @@ def folder(name: str, default: str, doc: str) -> Setting:
     return Setting(name=name, type=Path, default=default, parse=parse, doc=doc)
 
 
+def names(name: str, default: str, doc: str) -> Setting:
+    """Names separated by commas, each once, at least one."""
+
+    def parse(raw: str) -> tuple[str, ...]:
+        found = tuple(part.strip() for part in raw.split(","))
+        if not all(found) or len(set(found)) != len(found):
+            raise ValueError("names separated by commas, each once")
+        return found
+
+    return Setting(name=name, type=tuple[str, ...], default=default, parse=parse, doc=doc)
+
+
 def address(name: str, default: str, doc: str) -> Setting:
     """`host:port`, several separated by commas, or empty."""
 
@@ -160,12 +172,13 @@ KNOWN: Final[Mapping[str, Setting]] = {setting.name: setting for setting in (
     integer("PORT", 8080, 1, 65535, "HTTP port of this edge; `up` gives the first edge this one."),
     integer("EDGES", 1, 1, 16, "Edge processes; the i-th listens on TURNLOG_PORT + i."),
     ports("EDGE_PORTS", "The edges' ports instead of TURNLOG_PORT + i, one for each."),
-    integer("WORKERS", 1, 0, 64, "Worker processes."),
+    integer("WORKERS", 1, 0, 64, "Worker processes for each of TURNLOG_MODELS."),
     integer("RESTARTS_MAX", 5, 0, 10_000, "Deaths of one part within a minute that are forgiven."),
     text("READY_FILE", "", "Set by the supervisor: the file a process makes when it is ready."),
     text("PART", "", "Set by the supervisor: the name of the part that this process is."),
     # Engines
-    text("MODEL", "smollm2-135m", "The model of a worker's group and engine."),
+    names("MODELS", "smollm2-135m", "The models that are served."),
+    text("MODEL", "smollm2-135m", "The model of a worker's group and engine, set by `up`."),
     choice("ENGINE", "llama", ("llama", "scripted"), "What generates."),
     number("SCRIPTED_DELAY_MS", 0.0, 0, 60_000, "Scripted engine: time between two tokens."),
     integer("SCRIPTED_SLOTS", 64, 1, 4_096, "Scripted engine: generations at once."),

@@ -18,22 +18,23 @@ from typing import Any, Final, assert_never, cast
 from infra.log.committed import committed_offsets
 from infra.log.records import BadRecord, LogRecord
 from infra.log.span_reader import SpanReader
-from processors.decisions.account import AccountOutput, output_id, snapshot
 from processors.decisions.account_partition import AccountPartition, Decided, Save, plan_save
+from processors.decisions.account_state import AccountOutput, output_id, snapshot
 from processors.faust_process import bad_record, log_bad, or_die, park_bad
 from producers.log_writer import ACK_WAIT_MS_MAX, Appended, AppendFailed, LogWriter, acknowledged
-from producers.placement import LIMITS_ROW_KEY, place
+from producers.placement import LADDER_ROW_KEY, LIMITS_ROW_KEY, place
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     AccountSnapshotEvent,
     IdempotencyKeyBound,
+    LadderKept,
     LimitsKept,
     RunKnown,
 )
 from schemas.events.accounts import AccountEvent, PromptSubmitted, UsageMeasured
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReleased, QuotaReserved
-from schemas.events.tokens import RunEnded, RunQueued, RunRedirected
+from schemas.events.tokens import RunCancelled, RunEnded, RunQueued, RunRedirected
 from schemas.events.usage import UsageSettled
 from schemas.ids import BadId, derived_event_id, partition_for_key, run_address
 from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS, ADMISSIONS, QUOTAS, TOKENS, USAGE, Topic
@@ -50,6 +51,7 @@ TOPIC_OF_OUTPUT: Final[dict[type[AccountOutput], Topic]] = {
     QuotaReserved: QUOTAS,
     QuotaReleased: QUOTAS,
     RunQueued: TOKENS,
+    RunCancelled: TOKENS,
     RunEnded: TOKENS,
     RunRedirected: TOKENS,
     PromptAdmitted: ADMISSIONS,
@@ -58,7 +60,7 @@ TOPIC_OF_OUTPUT: Final[dict[type[AccountOutput], Topic]] = {
 }
 
 Sent = asyncio.Future[Appended]
-StateRow = AccountSnapshot | RunKnown | IdempotencyKeyBound | LimitsKept
+StateRow = AccountSnapshot | RunKnown | IdempotencyKeyBound | LimitsKept | LadderKept
 
 
 class HoleInLog(Exception):
@@ -227,15 +229,12 @@ class AccountLedger:
         return "" if right == partition else "the account belongs to another partition"
 
     async def _send_outputs(self, decided: Decided, trace: str) -> list[Sent]:
-        command = decided.command
-        if command is None:
-            return []
         return [
             await self._writer.send(
                 TOPIC_OF_OUTPUT[type(output)],
                 output,
-                event_id=output_id(command, output),
-                cause_id=command.event_id,
+                event_id=output_id(decided.event_id, output),
+                cause_id=decided.event_id,
                 trace=trace,
             )
             for output in decided.outputs
@@ -294,13 +293,13 @@ class AccountLedger:
     async def _send_row(self, number: int, row: StateRow) -> Sent:
         kind = type(row).__name__
         match row:
-            case LimitsKept():
+            case LimitsKept() | LadderKept():
                 return await self._writer.send(
                     ACCOUNT_SNAPSHOTS,
                     row,
                     event_id=derived_event_id(f"{number}", kind, row.source_offset),
                     partition=number,
-                    key=LIMITS_ROW_KEY,
+                    key=LIMITS_ROW_KEY if isinstance(row, LimitsKept) else LADDER_ROW_KEY,
                 )
             case AccountSnapshot():
                 event_id = derived_event_id(row.account_id, kind, row.applied_offset)

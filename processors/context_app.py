@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from infra.history.sqlite import HISTORY_FILE, open_history
-from infra.models import MODELS, load_model
+from infra.models import ModelFileMissingError, UnknownModelError, load_model
 from infra.process import announce_ready, start_logging, stop_requested
 from infra.secrets import load_secrets
-from infra.settings import group_session_ms, kafka_bootstrap, read_settings_or_exit
+from infra.settings import (
+    exit_with_usage_error,
+    group_session_ms,
+    kafka_bootstrap,
+    read_settings_or_exit,
+)
 from processors.context_assembly import ContextAssembly
 from processors.faust_process import (
     FaustSettings,
@@ -39,6 +44,7 @@ class ContextSettings:
     kafka_port: int
     session_ms: int
     log: str
+    models: tuple[str, ...]
     part: str
 
 
@@ -49,7 +55,10 @@ async def main(settings: ContextSettings) -> None:
     if not await broker_or_stop(bootstrap, stop):
         return
     secrets = load_secrets(settings.home)
-    models = {name: load_model(name) for name in MODELS}
+    try:
+        models = {name: load_model(name) for name in settings.models}
+    except (UnknownModelError, ModelFileMissingError) as error:
+        exit_with_usage_error(f"TURNLOG_MODELS: {error}")
     app = build_app(
         FaustSettings(
             group=CONTEXT_GROUP,

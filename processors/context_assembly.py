@@ -1,8 +1,9 @@
 """From an admitted prompt to a request for an engine: find the branch, choose what fits, encode it.
 
 Chats come from memory, else from the history store; so there is no state to lose. A prompt whose chat or ancestors are not known yet is
-parked for a bounded time: it stays unacknowledged and holds up nobody else. What is written may differ when it is written again (a
-replay): harmless, because workers take the lowest offset of a run.
+parked for a bounded time: it stays unacknowledged and holds up nobody else. One that was enqueued waits so for the end of the run
+before it, whose answer is known then, until its own deadline: nobody can start it earlier. What is written may differ when it is
+written again (a replay): harmless, because workers take the lowest offset of a run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final, assert_never
 from infra.history import History, HistoryUnavailable, Message
 from infra.log.records import BadRecord, LogRecord
 from infra.models import ChatMessage, ConversationRefusedError, PromptModel
-from processors.ack_order import AckOrder
+from processors.ack_order import AckOrder, TooManyAside
 from processors.decisions.chat_memory import (
     Branch,
     ChatFacts,
@@ -45,6 +46,8 @@ PARKED_MS_MAX: Final = 10_000
 # The store is asked again at doubling intervals; what the log tells meanwhile counts at once.
 LOOK_AGAIN_MS_MIN: Final = 50
 LOOK_AGAIN_MS_MAX: Final = 800
+# Who waits for a run to end waits for the log to tell it; the store is asked only in case it was told long ago.
+LOOK_AGAIN_BEHIND_MS_MAX: Final = 5_000
 END_AGAIN_MS: Final = 2_000
 ANCESTORS_MAX: Final = 20_000
 # Above this a prompt takes longer to encode than other prompts should wait.
@@ -62,6 +65,11 @@ class _Found:
 
     system_prompt: str
     turns: list[Turn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Over:
+    """The run ended while its prompt waited: nobody needs a request any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +190,8 @@ class ContextAssembly:
                 # before RunQueued it did not count (R8), and the run would wait for its deadline: so it is said again.
                 await asyncio.sleep(END_AGAIN_MS / 1000)
                 await self._append(TOKENS, ended, record)
+            case _Over():
+                pass
             case _:
                 assert_never(outcome)
 
@@ -197,16 +207,41 @@ class ContextAssembly:
             trace=record.envelope.trace,
         )
 
-    async def _find(self, partition: int, prompt: PromptAdmitted) -> _Found | _Failed:
-        """Look in memory and history until everything is known, PARKED_MS_MAX at most."""
+    async def _find(self, partition: int, prompt: PromptAdmitted) -> _Found | _Failed | _Over:
+        """Look in memory and history until everything is known: PARKED_MS_MAX at most, behind another run until the deadline."""
         found = self._look(prompt)
         if not isinstance(found, Missing):
             return found
+        if prompt.after_run_id is None:
+            return await self._park(
+                partition, prompt, found, parked_ms_max=PARKED_MS_MAX, look_ms_max=LOOK_AGAIN_MS_MAX
+            )
+        try:
+            with self._prompts.set_aside():
+                return await self._park(
+                    partition,
+                    prompt,
+                    found,
+                    parked_ms_max=prompt.deadline_ms,
+                    look_ms_max=LOOK_AGAIN_BEHIND_MS_MAX,
+                )
+        except TooManyAside:
+            return _Failed(detail="too many prompts wait for other runs")
+
+    async def _park(
+        self,
+        partition: int,
+        prompt: PromptAdmitted,
+        found: Missing | _Found | _Failed | _Over,
+        *,
+        parked_ms_max: int,
+        look_ms_max: int,
+    ) -> _Found | _Failed | _Over:
         changed = asyncio.Event()
         waiting = self._parked.setdefault(prompt.chat_id, set())
         waiting.add(changed)
         try:
-            deadline = time.monotonic() + PARKED_MS_MAX / 1000
+            deadline = time.monotonic() + parked_ms_max / 1000
             wait_ms = LOOK_AGAIN_MS_MIN
             while isinstance(found, Missing):
                 if time.monotonic() > deadline:
@@ -215,7 +250,7 @@ class ContextAssembly:
                 found = self._look(prompt)
                 if isinstance(found, Missing):
                     await _either(changed, wait_ms)
-                    wait_ms = min(2 * wait_ms, LOOK_AGAIN_MS_MAX)
+                    wait_ms = min(2 * wait_ms, look_ms_max)
                     found = self._look(prompt)
             return found
         finally:
@@ -223,7 +258,7 @@ class ContextAssembly:
             if not waiting:
                 self._parked.pop(prompt.chat_id, None)
 
-    def _look(self, prompt: PromptAdmitted) -> _Found | _Failed | Missing:
+    def _look(self, prompt: PromptAdmitted) -> _Found | _Failed | _Over | Missing:
         facts = self._memory.facts(prompt.chat_id)
         if facts is not None and facts.deleted:
             return _Failed(detail="the chat is deleted")
@@ -231,6 +266,12 @@ class ContextAssembly:
             return Missing(message_id=prompt.chat_id)
         if facts.account_id != prompt.account_id:
             return _Failed(detail="the chat belongs to another account")
+        before = prompt.after_message_id
+        if before is not None:
+            if self._memory.has(prompt.chat_id, prompt.assistant_message_id):
+                return _Over()
+            if not self._memory.has(prompt.chat_id, before):
+                return Missing(message_id=before)
         branch = self._memory.branch(prompt.chat_id, prompt.parent_id)
         match branch:
             case Branch():

@@ -8,6 +8,7 @@ from schemas.events import Event
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     IdempotencyKeyBound,
+    LadderKept,
     LimitsKept,
     RunKnown,
 )
@@ -29,9 +30,11 @@ def place(topic: Topic, event: Event, partitions: int) -> Place:
     """The place of `event` in a topic of `partitions` partitions.
 
     Raises AttributeError where the event lacks the topic's key field (a defect of the caller) and BadId for a run id that is none.
-    LimitsChanged, LimitsKept and PartitionTick name no key: their sender states the partition itself.
+    LimitsChanged, LimitsKept, LadderKept and PartitionTick name no key: their sender states the partition itself.
     """
-    assert not isinstance(event, LimitsChanged | LimitsKept | PartitionTick), "place it explicitly"
+    assert not isinstance(event, LimitsChanged | LimitsKept | LadderKept | PartitionTick), (
+        "place it explicitly"
+    )
     if topic.key is Key.RUN:
         run_id: str = event.run_id  # type: ignore[attr-defined]
         return Place(key=run_id, partition=run_address(run_id).partition)
@@ -53,3 +56,4 @@ def _row_key(event: Event, owner: str) -> str:
 
 
 LIMITS_ROW_KEY = "limits"
+LADDER_ROW_KEY = "ladder"

@@ -14,6 +14,7 @@ from schemas.events import Event
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     IdempotencyKeyBound,
+    LadderKept,
     LimitsKept,
     RunKnown,
 )
@@ -58,6 +59,7 @@ SCHEMA_OF: Final[dict[type[Event], int]] = dict.fromkeys(
         RunKnown,
         IdempotencyKeyBound,
         LimitsKept,
+        LadderKept,
         PromptAdmitted,
         PromptRefused,
         QuotaReserved,

@@ -102,7 +102,7 @@ ACCOUNT_SNAPSHOTS: Final = Topic(
     retention_ms=0,
     cleanup=Cleanup.COMPACT,
     writers=("admission",),
-    readers=("admission", "edge", "projector"),
+    readers=("admission", "edge", "projector", "worker"),
 )
 ADMISSIONS: Final = Topic(
     name="chat.admissions.v1",

@@ -14,6 +14,10 @@ class Tier(StrEnum):
     TEAM = "team"
 
 
+PAID_TIERS: Final = frozenset({Tier.PLUS, Tier.TEAM})
+"""Under pressure the others feel each step before these."""
+
+
 class Lane(StrEnum):
     """The queue of a generation request. Admission fixes it; nobody chooses again."""
 
@@ -21,6 +25,9 @@ class Lane(StrEnum):
     PLUS = "plus"
     FREE = "free"
     BACKGROUND = "background"
+
+
+LANE_OF_TIER: Final = {Tier.TEAM: Lane.TEAM, Tier.PLUS: Lane.PLUS, Tier.FREE: Lane.FREE}
 
 
 class Role(StrEnum):

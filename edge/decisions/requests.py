@@ -16,6 +16,7 @@ from typing import Final
 
 from edge.decisions.problems import Refused, invalid, unprocessable
 from schemas.events.accounts import Sampling
+from schemas.vocabulary import OnBusy
 
 BODY_BYTES_MAX: Final = 256 * 1024
 CONTENT_CHARS_MAX: Final = 128_000
@@ -77,6 +78,7 @@ class NewMessage:
     max_output_tokens: int | None
     sampling: Sampling
     stop: tuple[str, ...]
+    on_busy: OnBusy
     stream: bool
     background: bool
 
@@ -102,7 +104,6 @@ def read_title(body: object) -> str:
 def read_new_message(body: object) -> NewMessage:
     """Raises Refused."""
     fields = _object(body, _POST_FIELDS)
-    _only_default(fields, "on_busy", "reject")
     _only_default(fields, "on_disconnect", "continue")
     stream, background = _flag(fields, "stream"), _flag(fields, "background")
     if stream and background:
@@ -118,6 +119,7 @@ def read_new_message(body: object) -> NewMessage:
             seed=_whole(fields, "seed", 0, SEED_MAX),
         ),
         stop=_stops(fields),
+        on_busy=_on_busy(fields),
         stream=not background and stream is not False,
         background=bool(background),
     )
@@ -249,12 +251,19 @@ def _stops(fields: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _on_busy(fields: Mapping[str, object]) -> OnBusy:
+    value = fields.get("on_busy")
+    if value is None:
+        return OnBusy.REJECT
+    if not isinstance(value, str) or value not in set(OnBusy):
+        raise _wrong("on_busy", "one of " + ", ".join(OnBusy))
+    return OnBusy(value)
+
+
 def _only_default(fields: Mapping[str, object], name: str, default: str) -> None:
     value = fields.get(name)
     if value is None or value == default:
         return
-    if name == "on_busy" and value in {"enqueue", "interrupt"}:
-        raise invalid(f"{name}: {value} is not supported yet.", param=name, code="not_supported")
     timed = isinstance(value, dict) and set(value) == {"cancel_after_s"}
     if name == "on_disconnect" and (value == "cancel" or timed):
         raise invalid(f"{name}: only {default} is supported yet.", param=name, code="not_supported")

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -21,9 +22,9 @@ from schemas.events.generations import GenerationRequested
 from schemas.ids import run_address
 from schemas.vocabulary import Lane
 
-# Beyond this many open requests the queues are not read on; a full prompt of 4,096 ids takes some 150 KB. Admission keeps waits
-# far shorter than what so many requests would mean.
-REQUESTS_HELD_MAX: Final = 2_000
+# Beyond this many open requests of a lane its queues are not read on; a full prompt of 4,096 ids takes some 150 KB. Each lane has a
+# bound of its own, so that the flood of one does not hide another. Admission keeps waits far shorter than what so many would mean.
+LANE_REQUESTS_HELD_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +68,12 @@ class RequestBook:
         return len(self._of_run)
 
     @property
-    def full(self) -> bool:
-        """Read no more for now."""
-        return len(self._of_run) >= REQUESTS_HELD_MAX
+    def full_lanes(self) -> frozenset[Lane]:
+        """Of these read no more for now."""
+        held = Counter[Lane]()
+        for queue, found in self._open.items():
+            held[queue.lane] += len(found)
+        return frozenset(lane for lane, count in held.items() if count >= LANE_REQUESTS_HELD_MAX)
 
     @property
     def queues(self) -> frozenset[Queue]:

@@ -138,7 +138,7 @@ async def _hops(system: BenchSystem, prompts: list[Prompt]) -> dict[str, list[fl
     """Milliseconds by hop, over all prompts."""
     wanted = {prompt.run_id for prompt in prompts}
     times: dict[str, dict[str, float]] = defaultdict(dict)
-    queues = tuple(generations(model, lane) for model in MODELS for lane in Lane)
+    queues = tuple(generations(next(iter(MODELS)), lane) for lane in Lane)
     kinds = (
         PromptSubmitted, RunQueued, PromptAdmitted, GenerationRequested, AttemptStarted, TokensGenerated,
     )  # fmt: skip

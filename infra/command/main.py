@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from infra.command import bench, tail, talk, token, topics_command, up, verify
+from infra.command import bench, estimates, tail, talk, token, topics_command, up, verify
 
 app = typer.Typer(
     name="turnlog",
@@ -29,6 +29,7 @@ app.command()(talk.ask)
 app.command()(talk.chat)
 app.command()(tail.tail)
 app.command()(verify.verify)
+app.command()(estimates.estimates)
 app.add_typer(bench.bench, name="bench")
 
 

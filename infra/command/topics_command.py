@@ -17,7 +17,6 @@ from infra.command.topics import (
     apply_topics,
     plan_topics,
 )
-from infra.models.registry import MODELS
 from infra.settings import USAGE_ERROR_EXIT, kafka_bootstrap, read_settings_or_exit
 from schemas.topics import Cleanup, all_topics
 
@@ -33,6 +32,7 @@ class TopicSettings:
     kafka: str
     kafka_port: int
     partitions: int
+    models: tuple[str, ...]
 
     @property
     def bootstrap(self) -> str:
@@ -46,7 +46,7 @@ def plan() -> None:
     settings = read_settings_or_exit(TopicSettings)
     try:
         todo = asyncio.run(
-            plan_topics(settings.bootstrap, models=tuple(MODELS), partitions=settings.partitions)
+            plan_topics(settings.bootstrap, models=settings.models, partitions=settings.partitions)
         )
     except TopicPlanError as error:
         _fail(error)
@@ -61,7 +61,7 @@ def apply() -> None:
     settings = read_settings_or_exit(TopicSettings)
     try:
         done = asyncio.run(
-            apply_topics(settings.bootstrap, models=tuple(MODELS), partitions=settings.partitions)
+            apply_topics(settings.bootstrap, models=settings.models, partitions=settings.partitions)
         )
     except TopicPlanError as error:
         _fail(error)
@@ -72,7 +72,7 @@ def apply() -> None:
 def list_topics() -> None:
     """Show the registry: every topic, its key, events, retention, writers and readers."""
     table = Table("topic", "key", "events", "kept", "writers", "readers", box=None)
-    for topic in all_topics(tuple(MODELS)):
+    for topic in all_topics(read_settings_or_exit(TopicSettings).models):
         kept = (
             "compacted"
             if topic.cleanup is Cleanup.COMPACT

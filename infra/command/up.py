@@ -20,7 +20,8 @@ from infra.embedded.kafka import BrokerCommand, BrokerError, prepare_broker, wai
 from infra.history import HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE, connect
 from infra.models.registry import MODELS
-from infra.policies import PolicyError, read_policies
+from infra.policies import read_policies
+from infra.policy_checks import PolicyError
 from infra.secrets import SecretsError, load_secrets
 from infra.settings import SettingsError, exit_with_usage_error, read_settings_or_exit
 from infra.supervisor.home import (
@@ -40,7 +41,7 @@ from infra.supervisor.plan import (
     broker_plan,
     planned_parts,
     require_free_ports,
-    require_model,
+    require_installed,
 )
 from infra.supervisor.supervise import NAME_WIDTH, Supervisor, say
 
@@ -109,7 +110,7 @@ def status() -> None:
 def _run(settings: UpSettings) -> int:
     windows = {name: spec.context_window for name, spec in MODELS.items()}
     limits = read_policies(settings.policies, models=windows, changed_by="turnlog up")
-    require_model(settings)
+    require_installed(settings)
     if (free := free_mib(settings.home)) < FREE_MIB_MIN:
         raise SettingsError(
             f"only {free} MiB are free for {settings.home}; it needs {FREE_MIB_MIN}"
@@ -131,7 +132,7 @@ def _run(settings: UpSettings) -> int:
             await wait_until_serving(settings.bootstrap, deadline_s=EXISTING_CLUSTER_WAIT_S)
         try:
             done = await apply_topics(
-                settings.bootstrap, models=tuple(MODELS), partitions=settings.partitions
+                settings.bootstrap, models=settings.models, partitions=settings.partitions
             )
             written = await sync_policy(settings.bootstrap, limits)
         except PlanRefused as error:

@@ -6,10 +6,10 @@ would make, and it never starts an engine.
 """
 
 from infra.models.conversation import ChatMessage
+from infra.models.packaged import ModelFileMissingError
 from infra.models.prompt import PromptModel, load_model
 from infra.models.registry import (
     MODELS,
-    ModelFileMissingError,
     ModelSpec,
     UnknownModelError,
     model_spec,

@@ -140,7 +140,7 @@ def load_model(name: str) -> PromptModel:
     unknown = set(spec.end_of_turn_ids) - set(vocabulary.control_ids.values())
     assert not unknown, f"{name}: {unknown} end a turn but are no control tokens"
     template = ChatTemplate(
-        source=str(metadata["tokenizer.chat_template"]),
+        source=spec.template or str(metadata["tokenizer.chat_template"]),
         control_ids=vocabulary.control_ids,
         bos=_token(metadata, vocabulary, "tokenizer.ggml.bos_token_id"),
         eos=_token(metadata, vocabulary, "tokenizer.ggml.eos_token_id"),

@@ -40,10 +40,13 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
         self._template = environment.from_string(source)
-        self._control_ids = control_ids
+        # A vocabulary may have thousands; the template's text can only hold those that it names.
+        self._control_ids = {
+            text: i for text, i in control_ids.items() if text in source or text in (bos, eos)
+        }
         self._special = {"bos_token": bos, "eos_token": eos}
         # Longest first, so that no token hides behind a shorter one that it begins with.
-        names = sorted(control_ids, key=len, reverse=True)
+        names = sorted(self._control_ids, key=len, reverse=True)
         self._control = re.compile("(" + "|".join(map(re.escape, names)) + ")")
         self._look_alike = _look_alike_pattern(names)
 

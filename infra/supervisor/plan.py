@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from infra.embedded.kafka import BrokerCommand, BrokerPlan, require_free_port, wait_until_serving
-from infra.models.registry import UnknownModelError, model_spec
+from infra.models.packaged import ModelFileMissingError
+from infra.models.registry import UnknownModelError, require_models
 from infra.settings import (
     SettingsError,
     cache_folder,
@@ -46,7 +47,7 @@ class UpSettings:
     edges: int
     edge_ports: tuple[int, ...]
     workers: int
-    model: str
+    models: tuple[str, ...]
     restarts_max: int
 
     @property
@@ -79,12 +80,12 @@ def require_free_ports(settings: UpSettings) -> None:
         require_free_port(port, variable)
 
 
-def require_model(settings: UpSettings) -> None:
-    """Raise SettingsError where the workers would not know their model."""
+def require_installed(settings: UpSettings) -> None:
+    """Raise SettingsError where a model is unknown or its file is not there; one in parts is joined."""
     try:
-        model_spec(settings.model)
-    except UnknownModelError as error:
-        raise SettingsError(f"TURNLOG_MODEL: {error}") from None
+        require_models(settings.models)
+    except (UnknownModelError, ModelFileMissingError) as error:
+        raise SettingsError(f"TURNLOG_MODELS: {error}") from error
 
 
 def broker_plan(settings: UpSettings) -> BrokerPlan:
@@ -106,9 +107,15 @@ def planned_parts(settings: UpSettings, broker: BrokerCommand | None) -> tuple[P
         parts.append(_broker_part(settings, broker))
     make = _PythonParts(settings=settings)
     parts.extend(make.part(name, module, Phase.PROCESSOR) for name, module in PROCESSORS.items())
-    parts.extend(
-        make.part(f"worker-{i}", WORKER_MODULE, Phase.WORKER) for i in range(settings.workers)
-    )
+    for model in settings.models:
+        # The first model's workers have short names: mostly it is the only one.
+        prefix = "worker" if model == settings.models[0] else f"worker-{model}"
+        parts.extend(
+            make.part(
+                f"{prefix}-{i}", WORKER_MODULE, Phase.WORKER, environ={"TURNLOG_MODEL": model}
+            )
+            for i in range(settings.workers)
+        )
     for i, port in enumerate(settings.ports):
         parts.append(
             make.part(

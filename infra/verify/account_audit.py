@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.verify.findings import Copies, Findings, LogTime, Record, digest
-from processors.decisions.account import AccountOutput, output_id, snapshot
 from processors.decisions.account_partition import AccountPartition
+from processors.decisions.account_state import AccountOutput, output_id, snapshot
 from schemas.events.account_snapshots import AccountSnapshot
 from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits, UsageMeasured
 from schemas.events.admissions import PromptAdmitted, PromptRefused
@@ -162,13 +162,11 @@ class AccountAudit:
             self._stopped.append((record.partition, record, str(error)))
             del self._again[record.partition]
             return
-        if decided.account is not None:
-            account = decided.account
+        for account in decided.accounts:
             at = (account.account_id, account.applied_offset)
             self._states[at] = digest(snapshot(account))
         for output in decided.outputs:
-            assert decided.command is not None, "outputs come from a command"
-            self.expected[output_id(decided.command, output)] = _expected(output, record)
+            self.expected[output_id(decided.event_id, output)] = _expected(output, record)
 
     def decided_again(self, account_id: str) -> bool:
         """Whether this account's partition could be decided again from its first record."""

@@ -75,7 +75,7 @@ class RecordedSystem:
         self.counts: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
-        self._partitions = await _partition_counts(self._bootstrap)
+        self._partitions = await partition_counts(self._bootstrap)
         epoch = await topic_epoch(self._bootstrap)
         self.audit = Audit(partitions=self._partitions[ACCOUNTS.name], epoch=epoch)
         self.past = HistoryAudit(self.audit.time)
@@ -172,7 +172,8 @@ class RecordedSystem:
         self.counts["parked records"] = parked
 
 
-async def _partition_counts(bootstrap: str) -> dict[str, int]:
+async def partition_counts(bootstrap: str) -> dict[str, int]:
+    """How many partitions each topic has, `.dead` ones too. Raises NoTopics."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     needed = [name for topic in FIXED for name in (topic.name, topic.dead)]
     try:

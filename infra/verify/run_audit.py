@@ -22,7 +22,7 @@ from schemas.events.tokens import (
 )
 from schemas.ids import run_address
 from schemas.run_fold import NEW_RUN, Ending, RunState, fold
-from schemas.vocabulary import EndWriter
+from schemas.vocabulary import CancelReason, EndWriter
 
 
 @dataclass(slots=True)
@@ -154,9 +154,7 @@ class RunAudit:
                 mint_offset=run_address(event.run_id).mint_offset,
                 whole=self.judged(event.run_id),
             )
-        if isinstance(event, RunQueued | RunRedirected) or (
-            isinstance(event, RunEnded) and event.writer is EndWriter.ADMISSION
-        ):
+        if _by_admission(event):
             self.admission.append(record)
         ignored = run.take(record, event)
         if not run.whole:
@@ -183,3 +181,15 @@ class RunAudit:
                 pass
             case _:
                 assert_never(event)
+
+
+def _by_admission(event: RunEvent) -> bool:
+    match event:
+        case RunQueued() | RunRedirected():
+            return True
+        case RunEnded(writer=writer):
+            return writer is EndWriter.ADMISSION
+        case RunCancelled(reason=reason):
+            return reason in (CancelReason.INTERRUPT, CancelReason.LIMITS)
+        case _:
+            return False

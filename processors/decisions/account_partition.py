@@ -8,7 +8,10 @@ Rules (cited by assertions and tests):
   S3  Of the snapshots of one account the one with the highest applied offset counts, not the last written: a zombie may have written an
       older one later. Where they differ, the right one is written again, before compaction can drop it.
   S4  The same limits again are no new version, and neither is a copy of a record whose version is kept: part of a topic that is
-      appended again must not bring an old policy back.
+      appended again must not bring an old policy back. New ones are held against every account with open runs (Q16), also when the
+      record comes again after a crash: an account that was saved beyond it has had its cancels delivered.
+  S5  The ladder's level (rules L1 to L4) follows from the partition's prompts. Its moves are kept by offset (LADDER_MOVES_MAX of them), so
+      a record that is decided again is judged at the level it was judged at first.
 """
 
 from __future__ import annotations
@@ -17,19 +20,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from processors.decisions.account import (
+from processors.decisions.account import judge, lower
+from processors.decisions.account_state import (
     AccountOutput,
     AccountState,
     Command,
-    judge,
     restored,
     snapshot,
 )
 from processors.decisions.known_ids import Facts, KnownIds
+from processors.decisions.ladder import CALM, moved, saturation_ms
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     AccountSnapshotEvent,
     IdempotencyKeyBound,
+    LadderKept,
+    LadderMoved,
     LimitsKept,
     LimitsVersion,
     RunKnown,
@@ -38,19 +44,21 @@ from schemas.events.accounts import AccountEvent, LimitsChanged, PromptSubmitted
 from schemas.events.tokens import RunQueued
 
 LIMITS_VERSIONS_MAX: Final = 16
+LADDER_MOVES_MAX: Final = 64
 
-Row = RunKnown | IdempotencyKeyBound | LimitsKept
+Row = RunKnown | IdempotencyKeyBound | LimitsKept | LadderKept
+PartitionRow = AccountSnapshot | LimitsKept | LadderKept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What one record brought: outputs to send, rows to save, and its account as of now. `command` is None where no account decided."""
+    """What one record brought: outputs to send, rows to save, and the accounts that it changed, as of now. `event_id` is the record's."""
 
     offset: int
-    command: Command | None = None
+    event_id: str = ""
     outputs: tuple[AccountOutput, ...] = ()
     rows: tuple[Row, ...] = ()
-    account: AccountState | None = None
+    accounts: tuple[AccountState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +73,8 @@ def plan_save(decided: Sequence[Decided]) -> Save:
     """The save of these records, which are in order and whose outputs are acknowledged."""
     accounts: dict[str, AccountState] = {}
     for each in decided:
-        if each.account is not None:
-            accounts[each.account.account_id] = each.account
+        for account in each.accounts:
+            accounts[account.account_id] = account
     rows = tuple(row for each in decided for row in each.rows)
     return Save(rows=rows, accounts=tuple(accounts.values()))
 
@@ -86,10 +94,12 @@ class AccountPartition:
         self._accounts: dict[str, AccountState] = {}
         self._saved: dict[str, AccountState] = {}
         self._limits: tuple[LimitsVersion, ...] = ()
+        self._moves: tuple[LadderMoved, ...] = ()
         self._known = KnownIds()
         self._newest_ms = 0
-        self._stale: set[str | None] = set()
-        limits_offset = -1
+        # Accounts, and kinds of the partition's own rows, of which a later row is not the newest.
+        self._stale: set[str | type[Row]] = set()
+        limits_offset = ladder_offset = -1
         for row in rows:
             match row:
                 case AccountSnapshot():
@@ -99,13 +109,20 @@ class AccountPartition:
                 case LimitsKept():
                     if row.source_offset >= limits_offset:
                         self._limits, limits_offset = row.versions, row.source_offset
-                        self._stale.discard(None)
+                        self._stale.discard(LimitsKept)
                     else:
-                        self._stale.add(None)
+                        self._stale.add(LimitsKept)
+                case LadderKept():
+                    if row.source_offset >= ladder_offset:
+                        self._moves, ladder_offset = row.moves, row.source_offset
+                        self._stale.discard(LadderKept)
+                    else:
+                        self._stale.add(LadderKept)
                 case _:
                     assert_never(row)
         self._saved.update(self._accounts)
         self._saved_limits = self._limits
+        self._saved_moves = self._moves
 
     def _restore(self, row: AccountSnapshot) -> None:
         """S3."""
@@ -123,6 +140,11 @@ class AccountPartition:
     def limits(self) -> tuple[LimitsVersion, ...]:
         """The versions of the limits, oldest first."""
         return self._limits
+
+    @property
+    def level(self) -> int:
+        """The ladder's level after the last prompt taken."""
+        return self._moves[-1].level if self._moves else CALM.level
 
     @property
     def known(self) -> KnownIds:
@@ -148,35 +170,82 @@ class AccountPartition:
                 assert_never(event)
 
     def _take_limits(self, offset: int, event_id: str, event: LimitsChanged) -> Decided:
+        rows = self._new_limits(offset, event_id, event)
+        if not any(version.source_offset == offset for version in self._limits):
+            return Decided(offset=offset)  # S4
+        changed: list[AccountState] = []
+        outputs: list[AccountOutput] = []
+        for account in [each for each in self._accounts.values() if each.open]:
+            after, cancels = lower(account, event, offset=offset)
+            if cancels:
+                self._accounts[after.account_id] = after
+                changed.append(after)
+                outputs.extend(cancels)
+        return Decided(
+            offset=offset,
+            event_id=event_id,
+            outputs=tuple(outputs),
+            rows=rows,
+            accounts=tuple(changed),
+        )
+
+    def _new_limits(
+        self, offset: int, event_id: str, event: LimitsChanged
+    ) -> tuple[LimitsKept, ...]:
+        """S4. Take the version in, if it is one; the row to save for it."""
         newest = self._limits[-1] if self._limits else None
         if newest is not None and (
             newest.source_offset >= offset or newest.limits.version == event.version
         ):
-            return Decided(offset=offset)  # S4, or seen before.
+            return ()
         if any(version.event_id == event_id for version in self._limits):
-            return Decided(offset=offset)  # S4
+            return ()
         version = LimitsVersion(source_offset=offset, limits=event, event_id=event_id)
-        added = (*self._limits, version)
-        self._limits = added[-LIMITS_VERSIONS_MAX:]
-        return Decided(offset=offset, rows=(self._limits_row(self._limits),))
+        self._limits = (*self._limits, version)[-LIMITS_VERSIONS_MAX:]
+        return (self._limits_row(self._limits),)
 
     def _take_command(self, command: Command) -> Decided:
+        limits = limits_below(self._limits, command.offset)
+        level, moves = self._judged_at(command, limits)
         before = self.account(command.event.account_id)
         if command.offset <= before.applied_offset:
-            return Decided(offset=command.offset)  # Q1
+            return Decided(offset=command.offset, rows=moves)  # Q1
         facts = self._facts(command)
-        after, outputs = judge(before, command, facts, limits_below(self._limits, command.offset))
+        after, outputs = judge(before, command, facts, limits, level)
         self._accounts[after.account_id] = after
         rows = _new_rows(command, facts, outputs)
         for row in rows:
             self._known.learn(row)
         return Decided(
             offset=command.offset,
-            command=command,
+            event_id=command.event_id,
             outputs=tuple(outputs),
-            rows=rows,
-            account=after,
+            rows=(*rows, *moves),
+            accounts=(after,),
         )
+
+    def _judged_at(
+        self, command: Command, limits: LimitsChanged | None
+    ) -> tuple[int, tuple[LadderKept, ...]]:
+        """S5. The level for this record, and the row to save where it moved."""
+        newest = self._moves[-1] if self._moves else CALM
+        prompt = command.event
+        if not isinstance(prompt, PromptSubmitted) or limits is None:
+            return newest.level, ()
+        if newest.source_offset >= command.offset:
+            below = [each for each in self._moves if each.source_offset <= command.offset]
+            return (below[-1] if below else CALM).level, ()
+        now = moved(
+            limits.ladder,
+            newest,
+            saturation=saturation_ms(prompt.load),
+            offset=command.offset,
+            appended_ms=command.appended_ms,
+        )
+        if now is newest:
+            return newest.level, ()
+        self._moves = (*self._moves, now)[-LADDER_MOVES_MAX:]
+        return now.level, (self._ladder_row(self._moves),)
 
     def _facts(self, command: Command) -> Facts:
         match command.event:
@@ -200,28 +269,34 @@ class AccountPartition:
         for row in save.rows:
             if isinstance(row, LimitsKept):
                 self._saved_limits = row.versions
+            elif isinstance(row, LadderKept):
+                self._saved_moves = row.moves
         return self._known.forget(self._newest_ms)
 
-    def rows_out_of_order(self) -> list[AccountSnapshot | LimitsKept]:
+    def rows_out_of_order(self) -> list[PartitionRow]:
         """S3. What has to be written again at assignment."""
         return [
             row
             for row in self.rows_to_refresh()
-            if (row.account_id if isinstance(row, AccountSnapshot) else None) in self._stale
+            if (row.account_id if isinstance(row, AccountSnapshot) else type(row)) in self._stale
         ]
 
-    def rows_to_refresh(self) -> list[AccountSnapshot | LimitsKept]:
+    def rows_to_refresh(self) -> list[PartitionRow]:
         """S3. Every saved state, for the regular writing again: after it no zombie's row is the last one."""
-        rows: list[AccountSnapshot | LimitsKept] = [
-            snapshot(account) for account in self._saved.values()
-        ]
+        rows: list[PartitionRow] = [snapshot(account) for account in self._saved.values()]
         if self._saved_limits:
             rows.append(self._limits_row(self._saved_limits))
+        if self._saved_moves:
+            rows.append(self._ladder_row(self._saved_moves))
         return rows
 
     @staticmethod
     def _limits_row(versions: tuple[LimitsVersion, ...]) -> LimitsKept:
         return LimitsKept(source_offset=versions[-1].source_offset, versions=versions)
+
+    @staticmethod
+    def _ladder_row(moves: tuple[LadderMoved, ...]) -> LadderKept:
+        return LadderKept(source_offset=moves[-1].source_offset, moves=moves)
 
 
 def _new_rows(

@@ -139,6 +139,11 @@ class ChatMemory:
         chat = self._chats.get(chat_id)
         return chat.facts if chat is not None else None
 
+    def has(self, chat_id: str, message_id: str) -> bool:
+        """Whether the message is known: an answer, once its run was concluded (M1)."""
+        chat = self._chats.get(chat_id)
+        return chat is not None and message_id in chat.messages
+
     def branch(self, chat_id: str, leaf: str | None) -> Branch | Missing | NeverComes:
         """Walk from `leaf` to the root."""
         chat = self._chats.get(chat_id)

@@ -3,8 +3,8 @@
 Rules (cited by assertions and tests):
   N1  A prompt counts in the window, a UTC day or month, of its append time on the broker's clock. Its settlement counts there too.
   N2  headroom = limit - settled - reserved. A prompt needs its own exact tokens and one token of answer, else it is refused.
-  N3  The answer is wished for as long as asked and allowed. What is left beside it is for earlier turns, up to the tier's input
-      maximum but never below what the prompt itself needs.
+  N3  The answer is wished for as long as asked and allowed, or the percentage that the ladder leaves of it. What is left beside it is for
+      earlier turns, up to the tier's input maximum but never below what the prompt itself needs.
   N4  Where that leaves less than the wished answer, the grant is cut to it, and the quota is named as the reason.
   N5  Settled never exceeds reserved, for input and output apart. The rest is released to the same window.
   N6  A window is forgotten when it is over by a day and nothing in it is reserved.
@@ -75,7 +75,12 @@ def headroom(windows: tuple[WindowUse, ...], window: str, limit: int) -> int:
 
 
 def grant(
-    limits: TierLimits, *, needed: int, asked_output: int | None, headroom_tokens: int
+    limits: TierLimits,
+    *,
+    needed: int,
+    asked_output: int | None,
+    headroom_tokens: int,
+    output_percent: int = 100,
 ) -> TokenGrant | None:
     """N2 to N4. What a prompt of `needed` tokens gets, or None where the quota is exhausted.
 
@@ -87,6 +92,7 @@ def grant(
     wanted = limits.output_tokens_max
     if asked_output is not None:
         wanted = max(1, min(asked_output, wanted))
+    wanted = max(1, wanted * output_percent // 100)
     budget = min(limits.input_tokens_max, max(needed, headroom_tokens - wanted))
     output = min(wanted, headroom_tokens - budget)
     assert output >= 1, "N2 leaves one token of answer"

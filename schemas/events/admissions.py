@@ -10,7 +10,9 @@ from schemas.vocabulary import Lane, RefusalReason, Tier
 class PromptAdmitted(Event, frozen=True, kw_only=True):
     """The prompt will be answered: on this model and lane, within this input budget and grant (tokens).
 
-    `deadline_ms` is counted from the append time of the run's RunQueued.
+    `deadline_ms` is counted from the append time of the run's RunQueued. `after_run_id`: it waits for the end of that run of its chat,
+    whose answer is `after_message_id`. `ladder_level` is the pressure at which it was decided; without `optional_work` nothing is
+    done for it that its answer does not need.
     """
 
     run_id: str
@@ -29,10 +31,15 @@ class PromptAdmitted(Event, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     deadline_ms: int
     quota_limited: bool = False
+    after_run_id: str | None = None
+    after_message_id: str | None = None
+    ladder_level: int = 0
+    downgraded_from: str | None = None
+    optional_work: bool = True
 
 
 class PromptRefused(Event, frozen=True, kw_only=True):
-    """The prompt was refused. It binds nothing: neither an idempotency key nor a message."""
+    """The prompt was refused, by the policy field `limit`. It binds nothing: neither an idempotency key nor a message."""
 
     run_id: str
     account_id: str
@@ -40,6 +47,8 @@ class PromptRefused(Event, frozen=True, kw_only=True):
     user_message_id: str
     assistant_message_id: str
     reason: RefusalReason
+    limit: str = ""
+    ladder_level: int = 0
 
 
 AdmissionEvent = PromptAdmitted | PromptRefused

@@ -10,6 +10,8 @@ class RunQueued(Event, frozen=True, kw_only=True):
     """Admission let the run in. `deadline_ms` counts from this record's append time; `wait_ms` is an estimate.
 
     `quota_limited`: the quota, not the request, made the grant this short, so reaching it ends the run with `quota_reached`.
+    `after_run_id`: it starts when that run of its chat has ended. `ladder_level` is the pressure at which it was decided, and
+    `downgraded_from` the model that it would have had without.
     """
 
     run_id: str
@@ -26,6 +28,9 @@ class RunQueued(Event, frozen=True, kw_only=True):
     deadline_ms: int
     wait_ms: int = 0
     quota_limited: bool = False
+    after_run_id: str | None = None
+    ladder_level: int = 0
+    downgraded_from: str | None = None
 
 
 class RunRedirected(Event, frozen=True, kw_only=True):
@@ -65,13 +70,15 @@ class RunCancelled(Event, frozen=True, kw_only=True):
 
 
 class Refusal(Part, frozen=True, kw_only=True):
-    """Why a prompt was refused, with what a client needs to know to come back."""
+    """Why a prompt was refused, with what a client needs to know to come back. `limit` names the field of the policy that refused it."""
 
     reason: RefusalReason
     retry_after_ms: int | None = None
     wait_ms: int | None = None
     window_ends_ms: int | None = None
     detail: str = ""
+    limit: str = ""
+    ladder_level: int = 0
 
 
 class RunEnded(Event, frozen=True, kw_only=True):

@@ -8,16 +8,24 @@ from schemas.events import Event
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     IdempotencyKeyBound,
+    LadderKept,
+    LadderMoved,
     LimitsKept,
     LimitsVersion,
     OpenReservation,
+    RateBucket,
     RunKnown,
+    SeatUse,
     WindowUse,
 )
 from schemas.events.accounts import (
+    Ladder,
+    LadderLevel,
+    LaneLimits,
     LaneWait,
     LimitsChanged,
     LoadView,
+    ModelPolicy,
     PromptSubmitted,
     Sampling,
     TierLimits,
@@ -39,7 +47,7 @@ from schemas.events.tokens import (
     TokensGenerated,
 )
 from schemas.events.usage import UsageSettled
-from schemas.events.workers import WorkerLoadReported
+from schemas.events.workers import LaneLoad, WorkerLoadReported
 from schemas.ids import RunAddress, mint_chat_id, mint_message_id, mint_run_id
 from schemas.topics import (
     ACCOUNT_SNAPSHOTS,
@@ -92,9 +100,46 @@ _LIMITS: Final = LimitsChanged(
             output_tokens_max=1_024,
             run_deadline_ms=300_000,
             queue_wait_ms_max=60_000,
+            requests_per_minute=20,
+            requests_burst=5,
+            tokens_per_minute=10_000,
+            tokens_burst=20_000,
+            seats_max=10,
+            seat_open_runs_max=2,
+            seat_tokens_per_window=5_000,
         )
     },
     changed_by="operator",
+    lanes={
+        Lane.FREE: LaneLimits(
+            weight=2,
+            floor_percent=10,
+            queued_requests_max=100,
+            queued_tokens_max=50_000,
+            look_ahead_requests=32,
+        )
+    },
+    models={
+        "larger": ModelPolicy(context_tokens=8_192, cost_percent=300, smaller=MODEL),
+        MODEL: ModelPolicy(context_tokens=4_096),
+    },
+    ladder=Ladder(
+        hold_ms=5_000,
+        levels=(
+            LadderLevel(enter_ms=2_000, leave_ms=1_000, output_percent_free=50),
+            LadderLevel(
+                enter_ms=10_000,
+                leave_ms=5_000,
+                output_percent_free=25,
+                output_percent_paid=50,
+                downgrade_free=True,
+                downgrade_paid=True,
+                optional_work=False,
+                shed_free=True,
+                shed_paid=True,
+            ),
+        ),
+    ),
 )
 
 SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
@@ -118,6 +163,7 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             user_message_id=ASKED,
             assistant_message_id=ANSWER,
             parent_id=None,
+            parent_given=True,
             content=HARD_TEXT,
             model=MODEL,
             max_output_tokens=64,
@@ -127,7 +173,15 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             idempotency_key="key-1",
             fingerprint="f00d",
             prompt_tokens={MODEL: 12},
-            load=LoadView(pressure=1, waits=(LaneWait(model=MODEL, lane="plus", wait_ms=40),)),
+            load=LoadView(
+                pressure=1,
+                waits=(
+                    LaneWait(
+                        model=MODEL, lane="plus", wait_ms=40, queued_requests=2, queued_tokens=600
+                    ),
+                ),
+                saturation_ms=2_500,
+            ),
             ended_runs=(RUN,),
         ),
     ),
@@ -158,8 +212,18 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
                     input_tokens=36,
                     output_tokens=64,
                     ended=True,
+                    assistant_message_id=ANSWER,
+                    after_run_id=RUN,
+                    queued_ms=1_790_000_000_000,
+                    deadline_ms=600_000,
+                    seat="seat-1",
+                    seat_counted=True,
                 ),
             ),
+            requests=RateBucket(level=300_000, at_ms=1_790_000_000_000),
+            tokens=RateBucket(level=-60_000, at_ms=1_790_000_000_000),
+            seats_window="month:2026-11",
+            seats=(SeatUse(seat="seat-1", settled=46, reserved=100),),
         ),
     ),
     (
@@ -182,6 +246,13 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
         LimitsKept(source_offset=1, versions=(LimitsVersion(source_offset=1, limits=_LIMITS),)),
     ),
     (
+        ACCOUNT_SNAPSHOTS,
+        LadderKept(
+            source_offset=97,
+            moves=(LadderMoved(source_offset=97, level=2, moved_ms=1_790_000_000_000),),
+        ),
+    ),
+    (
         ADMISSIONS,
         PromptAdmitted(
             run_id=RUN,
@@ -200,6 +271,11 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             stop=("END",),
             deadline_ms=600_000,
             quota_limited=True,
+            after_run_id=RUN,
+            after_message_id=ANSWER,
+            ladder_level=2,
+            downgraded_from="larger",
+            optional_work=False,
         ),
     ),
     (
@@ -211,6 +287,8 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             user_message_id=ASKED,
             assistant_message_id=ANSWER,
             reason=RefusalReason.QUOTA_EXHAUSTED,
+            limit="tokens_per_window",
+            ladder_level=1,
         ),
     ),
     (
@@ -221,6 +299,9 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             window="month:2026-11",
             input_tokens=36,
             output_tokens=64,
+            seat_id="seat-1",
+            ladder_level=2,
+            downgraded_from="larger",
         ),
     ),
     (QUOTAS, QuotaReleased(run_id=RUN, account_id=ACCOUNT, window="month:2026-11", tokens=54)),
@@ -271,6 +352,9 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             granted_output_tokens=64,
             deadline_ms=600_000,
             wait_ms=40,
+            after_run_id=RUN,
+            ladder_level=2,
+            downgraded_from="larger",
         ),
     ),
     (TOKENS, RunRedirected(run_id=RUN, account_id=ACCOUNT, to_run_id=None)),
@@ -295,6 +379,8 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
                 wait_ms=2_000,
                 window_ends_ms=1_790_000_000_000,
                 detail="the month is used up",
+                limit="tokens_per_window",
+                ladder_level=1,
             ),
         ),
     ),
@@ -330,6 +416,21 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             prefill_tokens_per_s=500.0,
             decode_tokens_per_s=80.5,
             partitions=(0, 1, 2),
+            lanes=(
+                LaneLoad(
+                    lane=Lane.PLUS,
+                    queued_requests=1,
+                    queued_tokens=64,
+                    ahead_requests=1,
+                    ahead_tokens=64,
+                    used_percent=40,
+                    used_tokens_mean=25,
+                    coming_tokens_per_s=12.5,
+                ),
+            ),
+            full_tokens_per_s=131.5,
+            kv_tokens=700,
+            kv_tokens_max=16_384,
         ),
     ),
 )

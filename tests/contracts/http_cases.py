@@ -66,8 +66,6 @@ BODIES: Final = (
         "a format", b'{"content":"x","response_format":{}}', 400, "not_supported", "response_format"
     ),
     _post("an image", b'{"content":[{"type":"image"}]}', 400, "not_supported", "content"),
-    _post("enqueue", b'{"content":"x","on_busy":"enqueue"}', 400, "not_supported", "on_busy"),
-    _post("interrupt", b'{"content":"x","on_busy":"interrupt"}', 400, "not_supported", "on_busy"),
     _post(
         "cancel", b'{"content":"x","on_disconnect":"cancel"}', 400, "not_supported", "on_disconnect"
     ),

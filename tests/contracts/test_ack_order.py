@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processors.ack_order import AckOrder
+from processors.ack_order import AckOrder, TooManyAside
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,33 @@ async def test_nothing_of_a_partition_that_was_taken_away_is_acknowledged_and_it
     kept.set_result(None)
     await asyncio.wait([loop.create_task(_turn())])
     assert acknowledged == [Message(1, 0)]
+
+
+async def test_work_that_only_waits_leaves_its_place_to_others_within_a_bound() -> None:
+    order = AckOrder(lambda _: None, in_flight_max=1, set_aside_max=1)
+    waits, other = asyncio.get_running_loop().create_future(), asyncio.Event()
+    order.add(Message(0, 0), waits)
+    with order.set_aside():
+        await asyncio.wait_for(order.room(), 1)
+        with pytest.raises(TooManyAside), order.set_aside():
+            other.set()
+        assert not other.is_set()
+    waiting = asyncio.get_running_loop().create_task(order.room())
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done()
+    waits.set_result(None)
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_what_is_done_behind_work_that_waits_is_held_back_within_a_bound() -> None:
+    acknowledged: list[Message] = []
+    order = AckOrder(acknowledged.append, held_max=2)
+    waits = asyncio.get_running_loop().create_future()
+    for offset in range(3):
+        order.add(Message(0, offset), waits if offset == 0 else None)
+    waiting = asyncio.get_running_loop().create_task(order.room())
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done()
+    waits.set_result(None)
+    await asyncio.wait_for(waiting, 1)
+    assert len(acknowledged) == 3

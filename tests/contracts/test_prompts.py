@@ -24,6 +24,7 @@ from infra.models import (
     model_spec,
 )
 from infra.models.gguf import GgufDamagedError, read_metadata
+from infra.models.packaged import WholeFile
 from infra.models.tokenizer import (
     VocabularyUnsupportedError,
     build_tokenizer,
@@ -214,11 +215,11 @@ def test_unknown_and_missing_models_are_told_by_name() -> None:
     with pytest.raises(UnknownModelError, match="smollm2-135m"):
         load_model("gpt-9")
     spec = model_spec("smollm2-135m")
-    for package, file_name in (("no_such_package", spec.file_name), (spec.package, "other.gguf")):
+    assert isinstance(spec.file, WholeFile)
+    for package, name in (("no_such_package", spec.file.name), (spec.file.package, "other.gguf")):
         missing = ModelSpec(
             name="m",
-            package=package,
-            file_name=file_name,
+            file=WholeFile(package=package, name=name),
             context_window=1,
             end_of_turn_ids=(),
             output_tokens_default=1,
@@ -251,6 +252,7 @@ def test_a_vocabulary_that_was_not_tried_is_refused() -> None:
     metadata = dict(read_metadata(model_spec("smollm2-135m").path()))
     for key, value in (
         ("tokenizer.ggml.model", "llama"),
+        ("tokenizer.ggml.model", "rwkv"),
         ("tokenizer.ggml.pre", "other"),
         ("tokenizer.ggml.add_bos_token", True),
         ("tokenizer.ggml.token_type", (1,)),

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edge.auth import authenticate, mint_token
+from edge.decisions.load_view import NO_WORKER_WAIT_MS
 from edge.decisions.problems import Refused
 from edge.soft_views import Accounts, BrokerClock, Workers
 from infra.command.main import app
@@ -21,7 +22,8 @@ from schemas.events.account_snapshots import (
 )
 from schemas.events.accounts import LimitsChanged, TierLimits
 from schemas.events.workers import WorkerLoadReported
-from schemas.vocabulary import Tier
+from schemas.lane_shares import DEFAULT_SHARES
+from schemas.vocabulary import Lane, Tier
 
 NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
 
@@ -143,12 +145,34 @@ def test_what_was_sent_counts_until_the_next_report() -> None:
             partitions=tuple(range(12)),
         )
 
+    def waits() -> set[int]:
+        view = workers.load(["m"], 0, DEFAULT_SHARES)
+        return {wait.wait_ms for wait in view.waits if wait.lane == "free"}
+
+    def send(number: int) -> str:
+        partition = workers.place(
+            "chat_x",
+            partitions=12,
+            models=["m"],
+            lane=Lane.FREE,
+            shares=DEFAULT_SHARES,
+            draws=(0, 1),
+        )
+        workers.sent(f"run_{number}", partition=partition, lane=Lane.FREE, models=["m"])
+        return f"run_{number}"
+
     workers.note(report(), NOON)
-    assert {wait.wait_ms for wait in workers.load(["m"]).waits} == {0}
-    for _ in range(4):
-        workers.place("chat_x", partitions=12, models=["m"], draws=(0, 1))
-    assert min(wait.wait_ms for wait in workers.load(["m"]).waits) > 0
-    workers.note(report(), NOON)
-    assert {wait.wait_ms for wait in workers.load(["m"]).waits} == {0}
+    assert waits() == {0}
+    runs = [send(number) for number in range(4)]
+    assert min(waits()) > 0, "at once, for whoever comes next"
+    workers.not_queued(runs[0])
+    for run in runs[1:]:
+        workers.queued(run, partition=0, lane=Lane.FREE, model="m", at_ms=NOON)
+    hands.at = 1.0
+    assert min(waits()) > 0, "three runs at a worker of two slots"
+    workers.note(report(), NOON + 1_000)
+    hands.at = 2.0
+    assert waits() == {0}, "a later report knows them"
     hands.at = 60.0
-    assert workers.live() == ()
+    assert workers.fleet().models == {}
+    assert min(waits()) >= NO_WORKER_WAIT_MS

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from processors.decisions.account import AccountInput, Command
+from processors.decisions.account_state import AccountInput, Command
 from schemas.events.accounts import (
     LaneWait,
     LimitsChanged,
@@ -34,7 +34,7 @@ TIER: Final = TierLimits(
 )
 
 
-def limits(version: str = "v1", **changes: object) -> LimitsChanged:
+def limits(version: str = "v1", /, **changes: object) -> LimitsChanged:
     """The same limits for every tier."""
     tier = msgspec.structs.replace(TIER, **changes)
     return LimitsChanged(version=version, tiers=dict.fromkeys(Tier, tier), changed_by="test")

@@ -9,8 +9,8 @@ import msgspec
 
 from infra.verify.findings import Findings, Record
 from infra.verify.judgement import Audit
-from processors.decisions.account import output_id, snapshot
 from processors.decisions.account_partition import AccountPartition, Decided, plan_save
+from processors.decisions.account_state import output_id, snapshot
 from processors.decisions.recorder import Concluded, Partition, Seen
 from schemas.events import Event
 from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits
@@ -122,9 +122,8 @@ class RecordedSystem:
         )
         self.decided.append(decided)
         for output in decided.outputs:
-            assert decided.command is not None
             topic = _TOPIC_OF.get(type(output), TOKENS)
-            self.append(topic, output, output_id(decided.command, output))
+            self.append(topic, output, output_id(decided.event_id, output))
 
     def _recorder(self, record: Record) -> None:
         step = self.recorder.take(

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from processors.decisions.account import (
+from processors.decisions.account import decide, judge
+from processors.decisions.account_state import (
     AccountOutput,
     AccountState,
     Command,
-    decide,
-    judge,
     output_id,
     restored,
     snapshot,
 )
 from processors.decisions.known_ids import Facts
+from processors.decisions.seats import Seats, seat_name
 from producers.log_writer import RECORD_OVERHEAD_BYTES
 from schemas.codec import encode
 from schemas.events.account_snapshots import (
     OPEN_RESERVATIONS_MAX,
+    SEAT_NAME_CHARS_MAX,
+    SEATS_MAX,
     IdempotencyKeyBound,
     OpenReservation,
+    SeatUse,
 )
 from schemas.events.accounts import LimitsChanged
 from schemas.events.admissions import PromptAdmitted, PromptRefused
@@ -130,10 +133,9 @@ def test_without_limits_a_prompt_is_refused_as_overloaded_and_may_come_again() -
     assert found.retry_after_ms
 
 
-@pytest.mark.parametrize("on_busy", list(OnBusy))
-def test_a_second_message_in_a_chat_with_an_open_run_is_refused(on_busy: OnBusy) -> None:
+def test_a_second_message_in_a_chat_with_an_open_run_is_refused() -> None:
     account = after(command(prompt("r1", chat="c")))
-    event = command(prompt("r2", chat="c", on_busy=on_busy), offset=1)
+    event = command(prompt("r2", chat="c", on_busy=OnBusy.REJECT), offset=1)
     assert reason(decide(account, event, Facts(), limits())) is RefusalReason.RUN_IN_PROGRESS
 
 
@@ -156,6 +158,7 @@ def test_runs_seen_to_end_free_their_slots_at_once_but_not_their_tokens() -> Non
 
 def test_runs_that_ended_and_are_not_measured_are_bounded_too() -> None:
     """The recorder may be away for hours, and every client's runs end meanwhile."""
+    longest = "x" * SEAT_NAME_CHARS_MAX
     waiting = tuple(
         OpenReservation(
             run_id=f"run_{number:048}",
@@ -166,15 +169,34 @@ def test_runs_that_ended_and_are_not_measured_are_bounded_too() -> None:
             input_tokens=1_000_000,
             output_tokens=1_000_000,
             ended=True,
+            assistant_message_id=f"msg_{number:030}",
+            after_run_id=f"run_{number:048}",
+            queued_ms=NOON_MS,
+            deadline_ms=7_200_000,
+            seat=longest,
+            seat_counted=True,
         )
         for number in range(OPEN_RESERVATIONS_MAX)
     )
-    full = AccountState(account_id=ACCOUNT, open=waiting)
+    uses = tuple(
+        SeatUse(seat=longest, settled=1_000_000_000, reserved=10_000_000) for _ in range(SEATS_MAX)
+    )
+    full = AccountState(
+        account_id=ACCOUNT, open=waiting, seats=Seats(window="2026-01-01", uses=uses)
+    )
     outputs = decide(full, command(prompt("r1")), Facts(), limits())
     assert refusal(outputs).reason is RefusalReason.OVERLOADED
     assert refusal(outputs).retry_after_ms is not None
     value, _ = encode(snapshot(full), event_id="e")
     assert len(value) < ACCOUNT_SNAPSHOTS.record_bytes_max - RECORD_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize("chars", [1, SEAT_NAME_CHARS_MAX, SEAT_NAME_CHARS_MAX + 1, 64])
+def test_a_seats_name_is_kept_or_its_digest_and_never_longer(chars: int) -> None:
+    name = seat_name("a" * chars)
+    assert len(name) <= SEAT_NAME_CHARS_MAX
+    assert (name == "a" * chars) is (chars <= SEAT_NAME_CHARS_MAX)
+    assert name != seat_name("b" + "a" * (chars - 1))
 
 
 def test_ended_runs_count_even_where_the_prompt_is_refused() -> None:
@@ -279,10 +301,10 @@ def test_use_beyond_its_reservation_is_a_defect(input_tokens: int, output_tokens
 def test_ids_of_outputs_depend_on_the_record_and_the_type_alone() -> None:
     outputs = decide(NEW, command(prompt("r"), offset=3), Facts(), limits())
     again = decide(NEW, command(prompt("r"), offset=3), Facts(), limits())
-    ids = [output_id(command(prompt("r"), offset=3), output) for output in outputs]
-    assert ids == [output_id(command(prompt("r"), offset=3), output) for output in again]
+    ids = [output_id("e3", output) for output in outputs]
+    assert ids == [output_id("e3", output) for output in again]
     assert len(set(ids)) == len(ids)
-    assert ids != [output_id(command(prompt("r"), offset=4), output) for output in outputs]
+    assert ids != [output_id("e4", output) for output in outputs]
 
 
 def test_a_state_survives_its_snapshot() -> None:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from processors.decisions.account import AccountOutput, output_id, snapshot
 from processors.decisions.account_partition import (
     LIMITS_VERSIONS_MAX,
     AccountPartition,
@@ -23,38 +23,78 @@ from processors.decisions.account_partition import (
     limits_below,
     plan_save,
 )
+from processors.decisions.account_state import (
+    AccountOutput,
+    held_tokens,
+    may_generate,
+    output_id,
+    snapshot,
+)
 from processors.decisions.known_ids import KNOWN_MS_MAX
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     AccountSnapshotEvent,
     IdempotencyKeyBound,
+    LadderKept,
     LimitsKept,
     RunKnown,
 )
-from schemas.events.accounts import AccountEvent, PromptSubmitted
+from schemas.events.accounts import (
+    AccountEvent,
+    Ladder,
+    LadderLevel,
+    LoadView,
+    PromptSubmitted,
+    TierLimits,
+)
 from schemas.events.quotas import QuotaReleased, QuotaReserved
-from schemas.events.tokens import RunQueued, RunRedirected
+from schemas.events.tokens import RunCancelled, RunEnded, RunQueued, RunRedirected
 from schemas.events.usage import UsageSettled
+from schemas.vocabulary import OnBusy, Tier
 from tests.decisions.account_samples import NOON_MS, limits, prompt, usage
 
 ACCOUNTS = ("anna", "ben")
 LIMITS = {
-    "roomy": limits("roomy"),
+    "roomy": limits("roomy", tokens_per_window=4_000, open_runs_max=3),
     "tight": limits("tight", tokens_per_window=450),
     "busy": limits("busy", open_runs_max=1),
     "monthly": limits("monthly", window="month", tokens_per_window=5_000),
+    "rated": limits("rated", requests_per_minute=2, requests_burst=2, tokens_per_minute=500),
+    "seated": limits(
+        "seated",
+        tokens_per_window=2_000,
+        open_runs_max=4,
+        seats_max=2,
+        seat_open_runs_max=1,
+        seat_tokens_per_window=600,
+    ),
+    "laddered": msgspec.structs.replace(
+        limits("laddered", tokens_per_window=5_000, open_runs_max=9),
+        ladder=Ladder(
+            hold_ms=1_000,
+            levels=(
+                LadderLevel(enter_ms=20, leave_ms=10, output_percent_free=50),
+                LadderLevel(enter_ms=40, leave_ms=30, output_percent_free=10, shed_free=True),
+            ),
+        ),
+    ),
 }
+
+VERDICTS = (RunQueued, RunRedirected, RunEnded)
 
 PROMPTS = st.fixed_dictionaries(
     {
         "account": st.sampled_from(ACCOUNTS),
         "chat": st.sampled_from(("c1", "c2", "c3")),
-        "key": st.sampled_from((None, None, "k1", "k2")),
+        "key": st.sampled_from((None, None, None, None, "k1", "k2")),
         "fingerprint": st.sampled_from(("f1", "f2")),
-        "needed": st.sampled_from((1, 20, 300, 301)),
+        "needed": st.sampled_from((1, 1, 20, 20, 20, 300, 301)),
         "asked": st.sampled_from((None, 1, 60, 120)),
         "told": st.booleans(),
         "pressure": st.sampled_from((0, 0, 0, 4)),
+        "on_busy": st.sampled_from(OnBusy),
+        "seat": st.sampled_from((None, "s1", "s2")),
+        "saturation": st.sampled_from((None, 0, 15, 25, 50)),
     }
 )
 
@@ -90,6 +130,7 @@ class Partition(RuleBasedStateMachine):
         self.oracle = AccountPartition()
         self.expected: dict[str, AccountOutput] = {}
         self.bound: dict[tuple[str, str], tuple[str, str, int]] = {}
+        self.seen_runs: set[str] = set()
         self.owner = self.restored()
         self.zombies: list[Process] = []
 
@@ -100,12 +141,16 @@ class Partition(RuleBasedStateMachine):
         self.log.append(record)
         decided = take(self.oracle, record)
         self.check_decision(record, decided)
-        if decided.command is not None:
-            for output in decided.outputs:
-                self.expected[output_id(decided.command, output)] = output
+        for output in decided.outputs:
+            self.expected[output_id(decided.event_id, output)] = output
 
     def check_decision(self, record: Record, decided: Decided) -> None:
         event = record.event
+        if isinstance(event, PromptSubmitted):
+            verdicts = [o for o in decided.outputs if isinstance(o, VERDICTS)]
+            new = event.run_id not in self.seen_runs
+            assert len(verdicts) == (1 if new else 0), "I9: every new prompt is answered, once"
+            self.seen_runs.add(event.run_id)
         for output in decided.outputs:
             match output:
                 case QuotaReserved():
@@ -118,6 +163,9 @@ class Partition(RuleBasedStateMachine):
                     )
                     most = next(iter(tier.tiers.values())).tokens_per_window
                     assert use.settled + use.reserved <= most, "I7"
+                    self.check_caps(tier.tiers[Tier.FREE], output.account_id)
+                case RunCancelled():
+                    assert output.run_id in self.oracle_runs(ended=True), "what is cancelled ended"
                 case RunQueued():
                     assert isinstance(event, PromptSubmitted)
                     if event.idempotency_key is not None:
@@ -133,6 +181,34 @@ class Partition(RuleBasedStateMachine):
                     assert output.to_run_id == (run if same else None), "I14"
                 case _:
                     pass
+
+    def check_caps(self, tier: TierLimits, account_id: str) -> None:
+        """What was just admitted is within every cap of its tier."""
+        state = self.oracle.account(account_id)
+        live = [run for run in state.open if not run.ended]
+        newest = live[-1]
+        if newest.after_run_id is None:
+            assert may_generate(live) <= tier.open_runs_max, "C4"
+        waiting = [run for run in live if run.chat_id == newest.chat_id]
+        assert len(waiting) <= tier.enqueued_runs_max + 1, "C2: bounded"
+        if newest.seat_counted and tier.seats_max is not None:
+            assert len(state.seats.uses) <= tier.seats_max
+        if newest.seat_counted and tier.seat_tokens_per_window is not None:
+            use = next(u for u in state.seats.uses if u.seat == newest.seat)
+            assert use.settled + use.reserved <= tier.seat_tokens_per_window, "I7, for a seat"
+            assert use.reserved == sum(
+                held_tokens(run)
+                for run in state.open
+                if run.seat_counted and run.window == state.seats.window and run.seat == newest.seat
+            ), "I6, for a seat"
+
+    def oracle_runs(self, *, ended: bool) -> set[str]:
+        return {
+            run.run_id
+            for account_id in ACCOUNTS
+            for run in self.oracle.account(account_id).open
+            if run.ended is ended
+        }
 
     @rule(drawn=st.lists(PROMPTS, min_size=1, max_size=4))
     def submit(self, drawn: list[dict[str, Any]]) -> None:
@@ -150,13 +226,20 @@ class Partition(RuleBasedStateMachine):
                     idempotency_key=each["key"],
                     fingerprint=each["fingerprint"],
                     ended_runs=tuple(runs if each["told"] else ()),
+                    on_busy=each["on_busy"],
+                    seat_id=each["seat"],
+                    load=LoadView(pressure=each["pressure"], saturation_ms=each["saturation"]),
                 )
             )
 
     @rule(back=st.integers(1, 12))
     def append_a_record_again(self, back: int) -> None:
         record = self.log[-back] if back <= len(self.log) else None
-        if record is not None and self.now_ms - record.appended_ms < KNOWN_MS_MAX:
+        if record is None:
+            return
+        # A copy of a copy is as old as the first: K2 bounds how late one is known.
+        first = next(each for each in self.log if each.event_id == record.event_id)
+        if self.now_ms - first.appended_ms < KNOWN_MS_MAX:
             self.append(record.event, record.event_id)
 
     @initialize()
@@ -167,9 +250,13 @@ class Partition(RuleBasedStateMachine):
     def change_limits(self, name: str) -> None:
         self.append(LIMITS[name])
 
-    @rule(hours=st.sampled_from((0, 1, 11, 12, 25)))
-    def time_passes(self, hours: int) -> None:
-        self.now_ms += hours * 3_600_000 + 1
+    @rule(hours=st.sampled_from((0, 0, 0, 1, 11, 12, 25)), ms=st.sampled_from((1, 900, 29_000)))
+    def time_passes(self, hours: int, ms: int) -> None:
+        self.now_ms += hours * 3_600_000 + ms
+
+    @rule()
+    def the_brokers_stamps_step_back(self) -> None:
+        self.now_ms -= 700
 
     @rule(back=st.integers(1, 5), used=st.integers(0, 100))
     def measure(self, back: int, used: int) -> None:
@@ -205,8 +292,7 @@ class Partition(RuleBasedStateMachine):
         upto = min(process.delivered + count, len(process.in_flight))
         for decided in list(process.in_flight)[process.delivered : upto]:
             for output in decided.outputs:
-                assert decided.command is not None
-                name = output_id(decided.command, output)
+                name = output_id(decided.event_id, output)
                 assert self.expected[name] == output, "decided otherwise than the undisturbed fold"
                 self.outputs[name] = output
         process.delivered = upto
@@ -267,6 +353,8 @@ class Partition(RuleBasedStateMachine):
     def compact(self) -> None:
         """Within the topic's lag every zombie is gone, and every state was written again."""
         self.zombies = []
+        while self.owner.saving is not None:
+            self.step(self.owner, 1)  # One task saves and writes again: never both at once.
         self.rows.extend(self.owner.state.rows_to_refresh())
         newest = {row_key(row): at for at, row in enumerate(self.rows)}
         self.rows = [self.rows[at] for at in sorted(newest.values())]
@@ -332,6 +420,8 @@ def row_key(row: AccountSnapshotEvent) -> object:
             return ("key", row.account_id, row.idempotency_key, row.source_offset)
         case LimitsKept():
             return "limits"
+        case LadderKept():
+            return "ladder"
 
 
 Partition.TestCase.settings = settings(

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge.decisions.placement import (
-    NO_WORKER_WAIT_MS,
-    REPORT_AGE_MS_MAX,
-    WorkerSeen,
-    choose_partition,
-    live_workers,
-    load_view,
-    wait_ms,
-)
+from edge.decisions.load_view import WorkerSeen, fleet_of
+from edge.decisions.placement import choose_partition
 from edge.decisions.quota_view import quota_view
 from edge.decisions.refusals import refusal_problem
 from schemas.events.account_snapshots import AccountSnapshot, OpenReservation, WindowUse
@@ -20,6 +13,7 @@ from schemas.events.accounts import TierLimits
 from schemas.events.tokens import Refusal
 from schemas.events.workers import WorkerLoadReported
 from schemas.ids import partition_for_key
+from schemas.lane_shares import DEFAULT_SHARES
 from schemas.vocabulary import Lane, RefusalReason
 
 CHAT = "chat_x"
@@ -27,17 +21,7 @@ HOME = partition_for_key(CHAT, 12)
 NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
 
 
-def worker(
-    name: str,
-    partitions: tuple[int, ...],
-    *,
-    busy: int = 0,
-    queued: int = 0,
-    tokens: int = 0,
-    sent: int = 0,
-    draining: bool = False,
-    at: int = NOON,
-) -> WorkerSeen:
+def worker(name: str, partitions: tuple[int, ...], *, busy: int = 0, queued: int = 0) -> WorkerSeen:
     report = WorkerLoadReported(
         worker_id=name,
         model="m",
@@ -45,23 +29,30 @@ def worker(
         slots=4,
         busy=busy,
         queued_requests=queued,
-        queued_tokens=tokens,
+        queued_tokens=queued * 1_000,
         prefill_tokens_per_s=1000,
         decode_tokens_per_s=100,
         partitions=partitions,
-        draining=draining,
     )
-    return WorkerSeen(report=report, appended_ms=at, sent_since=sent)
+    return WorkerSeen(report=report, appended_ms=NOON)
 
 
 def chosen(*workers: WorkerSeen, draws: tuple[int, int] = (0, 1)) -> int:
-    return choose_partition(CHAT, partitions=12, models=["m"], workers=workers, draws=draws)
+    return choose_partition(
+        CHAT,
+        partitions=12,
+        models=["m"],
+        lane=Lane.FREE,
+        fleet=fleet_of(workers, [], now_ms=NOON),
+        shares=DEFAULT_SHARES,
+        draws=draws,
+    )
 
 
 def test_a_chat_goes_to_its_own_partition_while_its_worker_has_room() -> None:
     everything = tuple(range(12))
     assert chosen(worker("a", everything)) == HOME
-    assert chosen(worker("a", everything, busy=4, tokens=100)) == HOME
+    assert chosen(worker("a", everything, busy=4)) == HOME
 
 
 def test_without_any_live_worker_the_hash_decides() -> None:
@@ -70,8 +61,8 @@ def test_without_any_live_worker_the_hash_decides() -> None:
 
 def test_an_overloaded_owner_is_avoided_for_the_less_loaded_of_two_others() -> None:
     others = [p for p in range(12) if p != HOME]
-    slow = worker("a", (HOME,), busy=4, queued=50, tokens=50_000)
-    middle = worker("b", tuple(others[:5]), busy=4, queued=2, tokens=200)
+    slow = worker("a", (HOME,), busy=4, queued=50)
+    middle = worker("b", tuple(others[:5]), busy=4, queued=1)
     idle = worker("c", tuple(others[5:]))
     assert chosen(slow, middle, idle, draws=(0, 7)) == others[7]
     assert chosen(slow, middle, idle, draws=(7, 0)) == others[7]
@@ -84,32 +75,9 @@ def test_an_unowned_home_is_left_for_a_partition_that_somebody_serves() -> None:
 
 def test_nothing_is_gained_by_leaving_where_all_are_overloaded() -> None:
     others = tuple(p for p in range(12) if p != HOME)
-    slow = worker("a", (HOME,), busy=4, queued=50, tokens=50_000)
-    slower = worker("b", others, busy=4, queued=90, tokens=90_000)
+    slow = worker("a", (HOME,), busy=4, queued=50)
+    slower = worker("b", others, busy=4, queued=90)
     assert chosen(slow, slower) == HOME
-
-
-def test_a_silent_or_draining_worker_takes_nothing() -> None:
-    silent = worker("a", (1,), at=NOON - REPORT_AGE_MS_MAX - 1)
-    draining = worker("b", (2,), draining=True)
-    alive = worker("c", (3,))
-    assert live_workers([silent, draining, alive], now_ms=NOON) == (alive,)
-
-
-def test_the_wait_counts_what_was_sent_since_the_report() -> None:
-    assert wait_ms(worker("a", (1,), busy=2)) == 0
-    assert wait_ms(worker("a", (1,), busy=2, sent=2)) > 0
-    assert wait_ms(worker("a", (1,), busy=4, sent=9)) > wait_ms(worker("a", (1,), busy=4, sent=2))
-
-
-def test_the_load_view_has_a_wait_for_each_model_and_lane() -> None:
-    view = load_view(["m"], [worker("a", (1,))], unowned_sent=0)
-    assert view.pressure == 0
-    assert {(w.model, w.lane) for w in view.waits} == {("m", lane.value) for lane in Lane}
-    nobody = load_view(["m"], [], unowned_sent=0)
-    assert {w.wait_ms for w in nobody.waits} == {NO_WORKER_WAIT_MS}
-    crowd = worker("a", (1,), busy=4, queued=500, tokens=100_000)
-    assert load_view(["m"], [crowd], unowned_sent=0).pressure > 0
 
 
 LIMITS = TierLimits(

@@ -74,8 +74,6 @@ def test_an_unknown_field_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("on_busy", "enqueue"),
-        ("on_busy", "interrupt"),
         ("on_disconnect", "cancel"),
         ("on_disconnect", {"cancel_after_s": 3}),
     ],
@@ -113,6 +111,8 @@ def test_a_policy_that_does_not_exist_yet_is_refused_by_name(name: str, value: o
         ("stream", 1),
         ("background", 0),
         ("on_busy", "wait"),
+        ("on_busy", 1),
+        ("on_busy", ["enqueue"]),
         ("on_disconnect", "explode"),
         ("on_disconnect", 5),
     ],

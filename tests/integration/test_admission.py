@@ -18,8 +18,13 @@ from infra.command.policy import sync_policy
 from infra.command.topics import apply_topics
 from infra.log.records import LogRecord
 from infra.process import DEFECT_EXIT
-from processors.decisions.account import AccountOutput, AccountState, output_id, restored
 from processors.decisions.account_partition import AccountPartition
+from processors.decisions.account_state import (
+    AccountOutput,
+    AccountState,
+    output_id,
+    restored,
+)
 from producers.log_writer import acknowledged
 from schemas.events import Event
 from schemas.events.account_snapshots import AccountSnapshot, LimitsKept
@@ -123,10 +128,10 @@ async def fold(log: Log) -> tuple[dict[str, AccountOutput], dict[str, AccountSta
             event_id=record.envelope.event_id,
             event=event,
         )
-        if decided.command is not None and decided.account is not None:
-            for output in decided.outputs:
-                outputs[output_id(decided.command, output)] = output
-            accounts[decided.account.account_id] = decided.account
+        for output in decided.outputs:
+            outputs[output_id(decided.event_id, output)] = output
+        for account in decided.accounts:
+            accounts[account.account_id] = account
     return outputs, accounts
 
 

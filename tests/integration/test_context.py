@@ -238,6 +238,46 @@ async def test_a_parked_prompt_holds_up_nobody_and_survives_a_kill(
         assert again.stop() == 0, again.log()
 
 
+async def test_an_enqueued_prompt_waits_for_the_run_before_it_and_one_that_ended_meanwhile_is_not_asked_for(
+    log: Log, bootstrap: str, tmp_path: Path
+) -> None:
+    chat = new_chat()
+    first = admitted(chat.chat_id, "one")
+    behind = {"after_run_id": first.run_id, "after_message_id": first.assistant_message_id}
+    second = admitted(chat.chat_id, "two", parent=first.assistant_message_id, **behind)
+    # The client named another parent: it waits all the same.
+    aside = admitted(chat.chat_id, "aside", **behind)
+    cancelled = admitted(chat.chat_id, "never", parent=first.assistant_message_id, **behind)
+    after_it = admitted(
+        chat.chat_id,
+        "three",
+        parent=cancelled.assistant_message_id,
+        after_run_id=cancelled.run_id,
+        after_message_id=cancelled.assistant_message_id,
+    )
+    quick = new_chat("")
+    with PartProcess(CONTEXT, tmp_path, bootstrap=bootstrap) as context:
+        context.wait_ready()
+        for event in (chat, quick):
+            await log.append(CHATS, event)
+        for prompt in (first, second, aside, cancelled, after_it):
+            await log.append(ADMISSIONS, prompt)
+        await request(log, first)
+        await log.append(OUTCOMES, concluded(cancelled, "", FinishReason.CANCELLED))
+        other = admitted(quick.chat_id, "hello")
+        await log.append(ADMISSIONS, other)
+        await request(log, other)
+        told = await outcomes_of(log)
+        assert not {second.run_id, aside.run_id, cancelled.run_id, after_it.run_id} & set(told)
+        await log.append(OUTCOMES, concluded(first, "ONE"))
+        assert (await request(log, second)).prompt_ids == ids_of("Be brief.", "one", "ONE", "two")
+        assert (await request(log, aside)).prompt_ids == ids_of("Be brief.", "aside")
+        expected = ids_of("Be brief.", "one", "ONE", "three")
+        assert (await request(log, after_it)).prompt_ids == expected
+        assert cancelled.run_id not in await outcomes_of(log)
+        assert context.stop() == 0, context.log()
+
+
 def store(home: Path, *events: Event) -> None:
     """Write into the history store as the projector does."""
     writer = HistoryWriter(home / HISTORY_FILE)

@@ -52,7 +52,10 @@ def test_a_damaged_history_stops_the_start_and_says_that_it_can_be_rebuilt(tmp_p
     ("variables", "why"),
     [
         ({"TURNLOG_WORKERS": "two"}, "TURNLOG_WORKERS must be a whole number, 0 to 64, not 'two'"),
-        ({"TURNLOG_MODEL": "gpt"}, "TURNLOG_MODEL: unknown model 'gpt'; known: smollm2-135m"),
+        (
+            {"TURNLOG_MODELS": "gpt"},
+            "TURNLOG_MODELS: unknown model 'gpt'; known: gemma3-270m, smollm2-135m",
+        ),
         (
             {"TURNLOG_EDGES": "2", "TURNLOG_EDGE_PORTS": "8080"},
             "TURNLOG_EDGE_PORTS names 1 ports for 2 edges (TURNLOG_EDGES)",

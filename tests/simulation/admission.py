@@ -11,19 +11,20 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import assert_never, cast
 
-from processors.decisions.account import AccountOutput, output_id, snapshot
 from processors.decisions.account_partition import AccountPartition, Decided, Save, plan_save
+from processors.decisions.account_state import AccountOutput, output_id, snapshot
 from schemas.events.account_snapshots import (
     AccountSnapshot,
     AccountSnapshotEvent,
     IdempotencyKeyBound,
+    LadderKept,
     LimitsKept,
     RunKnown,
 )
 from schemas.events.accounts import AccountEvent
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReleased, QuotaReserved
-from schemas.events.tokens import RunEnded, RunQueued, RunRedirected
+from schemas.events.tokens import RunCancelled, RunEnded, RunQueued, RunRedirected
 from schemas.events.usage import UsageSettled
 from schemas.ids import derived_event_id, run_address
 from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS, ADMISSIONS, QUOTAS, TOKENS, USAGE, Topic
@@ -31,7 +32,7 @@ from tests.simulation.log import Group
 from tests.simulation.process import Member
 from tests.simulation.world import Send, World, keyed_partition
 
-StateRow = AccountSnapshot | RunKnown | IdempotencyKeyBound | LimitsKept
+StateRow = AccountSnapshot | RunKnown | IdempotencyKeyBound | LimitsKept | LadderKept
 
 
 @dataclass(slots=True)
@@ -131,18 +132,17 @@ class Admission(Member[int]):
         if decided.outputs and self.group.owners.get(owned.number) != self.name:
             self.world.sometimes["zombie owner decided"] += 1
         sent = []
-        if decided.command is not None:
-            for output in decided.outputs:
-                topic, partition = _place(output)
-                sent.append(
-                    self.producer.send(
-                        topic,
-                        partition,
-                        output,
-                        event_id=output_id(decided.command, output),
-                        cause_id=record.event_id,
-                    )
+        for output in decided.outputs:
+            topic, partition = _place(output)
+            sent.append(
+                self.producer.send(
+                    topic,
+                    partition,
+                    output,
+                    event_id=output_id(decided.event_id, output),
+                    cause_id=record.event_id,
                 )
+            )
         owned.in_flight.append(_InFlight(decided, sent))
 
     # Saving
@@ -212,8 +212,8 @@ class Admission(Member[int]):
 
     def _send_row(self, number: int, row: StateRow) -> Send:
         match row:
-            case LimitsKept():
-                event_id = derived_event_id(f"{number}", "LimitsKept", row.source_offset)
+            case LimitsKept() | LadderKept():
+                event_id = derived_event_id(f"{number}", type(row).__name__, row.source_offset)
             case AccountSnapshot():
                 event_id = derived_event_id(row.account_id, "AccountSnapshot", row.applied_offset)
             case RunKnown() | IdempotencyKeyBound():
@@ -231,7 +231,7 @@ def _place(output: AccountOutput) -> tuple[Topic, int]:
             return USAGE, keyed_partition(output.account_id)
         case PromptAdmitted() | PromptRefused():
             return ADMISSIONS, keyed_partition(output.chat_id)
-        case RunQueued() | RunEnded() | RunRedirected():
+        case RunQueued() | RunEnded() | RunRedirected() | RunCancelled():
             return TOKENS, run_address(output.run_id).partition
         case _:
             assert_never(output)

@@ -40,7 +40,7 @@ from schemas.topics import (
     USAGE,
     generations,
 )
-from schemas.vocabulary import EndWriter, FinishReason
+from schemas.vocabulary import CancelReason, EndWriter, FinishReason
 from tests.simulation.clients import SHORT_DEADLINE_MS
 from tests.simulation.engine import incoherent
 from tests.simulation.log import Record
@@ -76,6 +76,7 @@ def check(run: Simulation) -> list[Violation]:
         _bills(run, audit),
         _viewers(run, audit),
         _open_runs(run, accepted),
+        _waiting_runs(run, accepted),
         _restored(run, audit),
     ):
         violations.extend(each)
@@ -257,18 +258,21 @@ def _viewers(run: Simulation, audit: Audit) -> Iterator[Violation]:
 
 
 def _open_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
-    """C4: when a run was admitted, no more runs of its account were open in truth than its tier allows, and none of its chat."""
-    ended: dict[str, int] = {}
+    """C4: when a run was admitted, no more runs of its account could generate in truth than its tier allows, and none of its chat.
+
+    A run that admission itself cancels is over for it with that decision.
+    """
+    ended = _decided_ends(run)
     queued: dict[str, RunQueued] = {}
     for run_id, records in accepted.items():
         for each in records:
             if isinstance(each.event, RunQueued):
                 queued[run_id] = each.event
             if each.ends:
-                ended[run_id] = each.record.seq
+                ended[run_id] = min(each.record.seq, ended.get(run_id, each.record.seq))
     for partition in run.world.log.partitions(ACCOUNTS):
         limits: LimitsChanged | None = None
-        admitted: dict[str, dict[str, str]] = defaultdict(dict)
+        admitted: dict[str, dict[str, RunQueued]] = defaultdict(dict)
         for record in partition.records:
             event = record.event
             if isinstance(event, LimitsChanged):
@@ -278,15 +282,53 @@ def _open_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator
             others = admitted[event.account_id]
             if event.run_id in others:
                 continue
-            open_chats = [
-                chat for other, chat in others.items() if ended.get(other, record.seq) >= record.seq
-            ]
+            mine = others[event.run_id] = queued[event.run_id]
+            now = {
+                other: each
+                for other, each in others.items()
+                if ended.get(other, record.seq) >= record.seq and other != event.run_id
+            }
+            at_once = sum(1 for each in now.values() if each.after_run_id not in now)
             assert limits is not None, "limits come first"
-            if len(open_chats) >= limits.tiers[event.tier].open_runs_max:
-                yield _broken("C4", event.run_id, f"admitted beside {len(open_chats)} open runs")
-            if event.chat_id in open_chats:
+            if mine.after_run_id in now:
+                run.world.sometimes["enqueued"] += 1
+                continue
+            if at_once >= limits.tiers[event.tier].open_runs_max:
+                yield _broken("C4", event.run_id, f"admitted beside {at_once} open runs")
+            if any(each.chat_id == event.chat_id for each in now.values()):
                 yield _broken("C4", event.run_id, "admitted beside an open run of its chat")
-            others[event.run_id] = event.chat_id
+
+
+def _decided_ends(run: Simulation) -> dict[str, int]:
+    """Runs that admission cancelled, with the moment before the record that decided it."""
+    decided: dict[str, int] = {}
+    for record in run.world.log.records(ACCOUNTS):
+        decided.setdefault(record.event_id, record.seq - 1)
+    found: dict[str, int] = {}
+    for record in run.world.log.records(TOKENS):
+        match record.event:
+            case RunCancelled(reason=CancelReason.INTERRUPT | CancelReason.LIMITS) as cancelled:
+                run.world.sometimes[f"cancelled for {cancelled.reason.value}"] += 1
+                found[cancelled.run_id] = decided[record.cause_id]
+            case _:
+                pass
+    return found
+
+
+def _waiting_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
+    """A6: no run starts before the one that it was enqueued behind has ended, and it continues from that one's answer."""
+    for run_id, records in accepted.items():
+        queued = next((r.event for r in records if isinstance(r.event, RunQueued)), None)
+        if queued is None or queued.after_run_id is None:
+            continue
+        before = accepted[queued.after_run_id]
+        first = next((r for r in records if isinstance(r.event, AttemptStarted)), None)
+        end = next((r for r in before if r.ends), None)
+        if first is not None and (end is None or end.record.seq > first.record.seq):
+            yield _broken("A6", run_id, "it started before the run that it waits for had ended")
+        answers = [r.event.assistant_message_id for r in before if isinstance(r.event, RunQueued)]
+        if queued.parent_id not in answers:
+            yield _broken("A6", run_id, "its parent is not the answer that it waited for")
 
 
 def _restored(run: Simulation, audit: Audit) -> Iterator[Violation]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from schemas.events.accounts import LimitsChanged, TierLimits
-from schemas.vocabulary import RefusalReason, Tier
+from schemas.vocabulary import OnBusy, RefusalReason, Tier
 from tests.simulation.viewers import Viewer
 from tests.simulation.world import MODEL, World
 
@@ -59,6 +59,7 @@ class Intent:
     output_tokens: int | None
     key: str | None
     fingerprint: str
+    on_busy: OnBusy
 
 
 class _Serving(Protocol):
@@ -107,6 +108,9 @@ class Client:
             output_tokens=world.rng.choice((None, None, 1, 6, 12)),
             key=world.fresh("key-") if world.chance(0.5) else None,
             fingerprint="one",
+            on_busy=world.rng.choice(
+                (OnBusy.REJECT, OnBusy.REJECT, OnBusy.ENQUEUE, OnBusy.INTERRUPT)
+            ),
         )
         if intent.key is not None:
             self._keyed.append(intent)

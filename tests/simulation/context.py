@@ -121,8 +121,12 @@ class Context(Member[int]):
             if self.world.chance(0.5):
                 self._recall(number, prompt, found)
                 found = self._look(prompt)
-            if isinstance(found, Missing) and self._waits(work):
+            if isinstance(found, Missing) and self._waits(work, prompt):
                 return False
+        if found is None:
+            work.prompt = None
+            self.world.sometimes["ended while it waited"] += 1
+            return True
         failed = not isinstance(found, Branch) or self.world.chance(0.04)
         topic: Topic
         event: GenerationRequested | RunEnded
@@ -139,16 +143,25 @@ class Context(Member[int]):
         )
         return True
 
-    def _waits(self, work: _Work) -> bool:
+    def _waits(self, work: _Work, prompt: PromptAdmitted) -> bool:
         if not work.parked:
             work.parked = True
             self.world.sometimes["prompt parked"] += 1
-        return self.world.now_ms - work.since_ms <= PARKED_MS_MAX
+        behind = prompt.after_run_id is not None
+        parked_ms_max = prompt.deadline_ms if behind else PARKED_MS_MAX
+        return self.world.now_ms - work.since_ms <= parked_ms_max
 
-    def _look(self, prompt: PromptAdmitted) -> Branch | Missing | NeverComes:
+    def _look(self, prompt: PromptAdmitted) -> Branch | Missing | NeverComes | None:
+        """None: the run ended while its prompt waited."""
         facts = self._memory.facts(prompt.chat_id)
         if facts is None or facts.system_prompt is None:
             return Missing(message_id=prompt.chat_id)
+        before = prompt.after_message_id
+        if before is not None:
+            if self._memory.has(prompt.chat_id, prompt.assistant_message_id):
+                return None
+            if not self._memory.has(prompt.chat_id, before):
+                return Missing(message_id=before)
         return self._memory.branch(prompt.chat_id, prompt.parent_id)
 
     def _recall(self, number: int, prompt: PromptAdmitted, missing: Missing) -> None:

@@ -95,6 +95,7 @@ class Edge(Process):
                 content="?",
                 model=MODEL,
                 max_output_tokens=intent.output_tokens,
+                on_busy=intent.on_busy,
                 idempotency_key=intent.key,
                 fingerprint=intent.fingerprint,
                 prompt_tokens={MODEL: intent.input_tokens},

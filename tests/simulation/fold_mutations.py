@@ -63,9 +63,9 @@ def _admission_ends_what_is_queued(state: RunState, event: RunEvent) -> tuple[Ru
 
 
 def _forgets_known_runs(
-    known: Any, command: Any, prompt: Any, facts: Facts, limits: Any
+    known: Any, command: Any, prompt: Any, facts: Facts, limits: Any, *, level: int
 ) -> list[Any]:
-    return _decide_prompt(known, command, prompt, Facts(binding=facts.binding), limits)
+    return _decide_prompt(known, command, prompt, Facts(binding=facts.binding), limits, level=level)
 
 
 def _attempt_of_any_number(state: RunState, event: AttemptStarted) -> RunState | None:

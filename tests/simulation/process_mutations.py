@@ -13,10 +13,16 @@ from inference_workers.decisions import generation
 from inference_workers.decisions.generation import Phase
 from inference_workers.decisions.request_book import RequestBook
 from inference_workers.decisions.run_book import RunBook
-from processors.decisions import account, account_partition, known_ids, recorder
+from processors.decisions import (
+    account,
+    account_partition,
+    account_state,
+    admission,
+    known_ids,
+    recorder,
+)
 from processors.decisions.account_partition import AccountPartition
 from processors.decisions.known_ids import Facts
-from schemas.vocabulary import RefusalReason
 from tests.simulation import context, recording
 from tests.simulation.mutation import (
     CONTEXT_CRASHES,
@@ -150,12 +156,11 @@ RECORDER_MUTATIONS: Final = (
 # Admission
 
 _judge_prompt = account._decide_prompt
-_decide_tokens = account._decide_tokens
-_restored = account.restored
+_restored = account_state.restored
 
 
 def _last_written_counts(partition: Any, row: Any) -> None:
-    partition._accounts[row.account_id] = account.restored(row)
+    partition._accounts[row.account_id] = account_state.restored(row)
 
 
 def _applied_offset_forgotten(row: Any) -> Any:
@@ -168,26 +173,17 @@ def _ended_runs_as_a_counter(state: Any, command: Any) -> Any:
     for run in state.open:
         ends = freed > 0 and not run.ended
         freed -= ends
-        opened.append(account._ended(run) if ends else run)
+        opened.append(account_state.ended(run) if ends else run)
     return replace(state, open=tuple(opened))
 
 
-def _without(reason: RefusalReason) -> Any:
-    """Admit where the rule would refuse, as if nothing were open."""
-
-    def judge(state: Any, command: Any, prompt: Any, facts: Any, limits: Any) -> Any:
-        found = _judge_prompt(state, command, prompt, facts, limits)
-        refused = next((each for each in found if getattr(each, "reason", None) is reason), None)
-        if refused is None:
-            return found
-        return _decide_tokens(state, command, prompt, limits.tiers[prompt.tier])
-
-    return judge
-
-
 def _forgetting(**forgotten: Any) -> Any:
-    def judge(state: Any, command: Any, prompt: Any, facts: Facts, limits: Any) -> Any:
-        return _judge_prompt(state, command, prompt, replace(facts, **forgotten), limits)
+    def judge(
+        state: Any, command: Any, prompt: Any, facts: Facts, limits: Any, *, level: int
+    ) -> Any:
+        return _judge_prompt(
+            state, command, prompt, replace(facts, **forgotten), limits, level=level
+        )
 
     return judge
 
@@ -221,17 +217,17 @@ ADMISSION_MUTATIONS: Final = (
     ),
     Mutation(
         rule="Q6: one run of a chat at a time",
-        swaps=(swap(account, "_decide_prompt", _without(RefusalReason.RUN_IN_PROGRESS)),),
+        swaps=(swap(admission, "_busy", lambda case, of_chat: None),),
         caught_by={"C4"},
     ),
     Mutation(
-        rule="Q7: no more open runs than the tier allows",
-        swaps=(swap(account, "_decide_prompt", _without(RefusalReason.TOO_MANY_RUNS)),),
+        rule="Q8: no more runs at once than the tier allows",
+        swaps=(swap(admission, "_open_runs", lambda case: None),),
         caught_by={"C4"},
     ),
     Mutation(
         rule="N2: what is reserved is not given twice",
-        swaps=(swap(account, "headroom", _reservations_do_not_count),),
+        swaps=(swap(admission, "headroom", _reservations_do_not_count),),
         caught_by={"I7"},
     ),
     Mutation(

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, cast
 
-from inference_workers.decisions.batch_slots import choose
 from inference_workers.decisions.generation import Loss, Phase
+from inference_workers.decisions.lanes import Claim, FairLanes
 from inference_workers.decisions.request_book import Queue, Request, RequestBook
 from inference_workers.decisions.run_book import Absence, Followed, FollowedRun
 from schemas.events.generations import GenerationRequested
 from schemas.topics import generations
-from schemas.vocabulary import Lane
 from tests.simulation.attempts import SimulatedAttempt
 from tests.simulation.log import Group
 from tests.simulation.process import Member
@@ -25,6 +24,7 @@ SLOTS: Final = 2
 READ_RECORDS_MAX: Final = 4
 RETRY_AFTER_MS_MIN: Final = 50
 RETRY_AFTER_MS_MAX: Final = 2_000
+ROOM_TOKENS: Final = 1_000_000
 TOPICS: Final = {lane: generations(MODEL, lane) for lane in LANES}
 
 
@@ -37,6 +37,17 @@ class _Rest:
     past_offset: int
 
 
+def _claim(request: Request, run: FollowedRun) -> Claim:
+    event = request.event
+    return Claim(
+        run_id=request.run_id,
+        account_id=event.account_id,
+        lane=request.queue.lane,
+        tokens=max(1, len(event.prompt_ids) + event.granted_output_tokens - run.state.n),
+        resumed=run.state.attempt > 0,
+    )
+
+
 class Worker(Member[Queue]):
     """One process of the model's group."""
 
@@ -47,7 +58,8 @@ class Worker(Member[Queue]):
         self._positions: dict[Queue, int] = {}
         # Where the queues of partitions without a tail ended when they were assigned.
         self._collecting: dict[Queue, int] = {}
-        self._waiting: dict[Lane, dict[str, None]] = {lane: {} for lane in Lane}
+        self._unknown: dict[str, None] = {}
+        self._lanes = FairLanes()
         self._active: dict[str, SimulatedAttempt] = {}
         self._resting: dict[str, _Rest] = {}
         self._losses: dict[str, int] = {}
@@ -113,7 +125,7 @@ class Worker(Member[Queue]):
     def _take(self, request: Request) -> None:
         if not self.requests.add(request):
             return
-        self._waiting[request.queue.lane][request.run_id] = None
+        self._unknown[request.run_id] = None
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
             tail.book.pin(request.run_id)
@@ -203,45 +215,39 @@ class Worker(Member[Queue]):
 
     def schedule(self) -> None:
         """Fill the free slots."""
-        free = SLOTS - len(self._active)
-        if free <= 0:
-            return
-        startable = {
-            lane: self._first_startable(list(waiting), free)
-            for lane, waiting in self._waiting.items()
-            if waiting
-        }
-        if not any(startable.values()):
-            return
-        busy: dict[Lane, int] = {}
-        for attempt in self._active.values():
-            lane = attempt.request.queue.lane
-            busy[lane] = busy.get(lane, 0) + 1
-        for run_id in choose(startable, busy, slots=SLOTS):
+        self._place()
+        while len(self._active) < SLOTS:
+            run_id = self._lanes.take(room_tokens=ROOM_TOKENS)
+            if run_id is None:
+                return
             self._start(run_id)
 
-    def _first_startable(self, run_ids: list[str], count: int) -> list[str]:
-        found: list[str] = []
-        for run_id in run_ids:
+    def _place(self) -> None:
+        """Let those wait for a slot that could use one."""
+        for run_id in [*self._unknown, *self._resting]:
+            if run_id in self._active:
+                continue
             request = self.requests.of_run(run_id)
             assert request is not None, "what waits is held"
-            if len(found) < count and self._startable(request):
-                found.append(run_id)
-        return found
+            tail = self.tails.get(request.queue.partition)
+            found = tail.find(run_id) if tail is not None else Absence.BEING_READ
+            if tail is None or isinstance(found, Absence):
+                if found is Absence.ENDED:
+                    self._done(run_id)
+                continue
+            rest = self._resting.get(run_id)
+            if not found.state.open or (rest is not None and not self._rested(rest, tail)):
+                continue
+            tail.book.pin(run_id)
+            if rest is not None:
+                del self._resting[run_id]
+                self._lanes.put_back(run_id)
+            else:
+                del self._unknown[run_id]
+                self._lanes.wait(_claim(request, found))
 
-    def _startable(self, request: Request) -> bool:
-        run_id = request.run_id
-        tail = self.tails.get(request.queue.partition)
-        if tail is None or run_id in self._active:
-            return False
-        found = tail.find(run_id)
-        if found is Absence.ENDED:
-            self._done(run_id)
-            return False
-        if not isinstance(found, FollowedRun) or not found.state.open:
-            return False
-        rest = self._resting.get(run_id)
-        return rest is None or (
+    def _rested(self, rest: _Rest, tail: SimulatedTail) -> bool:
+        return (
             self.world.now_ms >= rest.until_ms
             and self._member_ms > rest.lost_ms
             and tail.position > rest.past_offset
@@ -250,12 +256,8 @@ class Worker(Member[Queue]):
     def _start(self, run_id: str) -> None:
         request = self.requests.of_run(run_id)
         assert request is not None, "what waits is held"
-        tail = self.tails[request.queue.partition]
-        run = tail.find(run_id)
-        assert isinstance(run, FollowedRun), "only what is known starts"
-        tail.book.pin(run_id)
-        del self._waiting[request.queue.lane][run_id]
-        self._resting.pop(run_id, None)
+        run = self.tails[request.queue.partition].find(run_id)
+        assert isinstance(run, FollowedRun), "a pinned run is not forgotten"
         self._active[run_id] = SimulatedAttempt(
             self.world,
             self.producer,
@@ -276,8 +278,8 @@ class Worker(Member[Queue]):
             self._resting[run_id] = _Rest(
                 lost_ms=now, until_ms=now + wait_ms, past_offset=attempt.acked_offset
             )
-            lane = attempt.request.queue.lane
-            self._waiting[lane] = {run_id: None, **self._waiting[lane]}
+        else:
+            self._lanes.finish(run_id, used_tokens=attempt.generation.said)
         self.schedule()
 
     def _done(self, run_id: str) -> None:
@@ -288,8 +290,10 @@ class Worker(Member[Queue]):
 
     def _forget(self, request: Request) -> None:
         run_id = request.run_id
-        self._waiting[request.queue.lane].pop(run_id, None)
-        self._resting.pop(run_id, None)
+        self._unknown.pop(run_id, None)
+        self._lanes.withdraw(run_id)
+        if self._resting.pop(run_id, None) is not None:
+            self._lanes.finish(run_id, used_tokens=0)
         self._losses.pop(run_id, None)
         self._engine_failures.pop(run_id, None)
         tail = self.tails.get(request.queue.partition)

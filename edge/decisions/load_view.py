@@ -1,0 +1,327 @@
+"""How long a request sent now would wait, and how saturated the workers are: what admission is told, since it looks at nothing that
+is not in its log.
+
+Rules:
+  V1  A wait is that of the worker that would get the request: the owner of the run's partition for the model.
+  V2  A worker with a free slot that nobody waits for starts at once. Else its next slot is free after about one request's part of
+      its pace, and what stands before the request in its lane starts at the lane's share of the pace (`schemas/lane_shares.py`),
+      which grows as other lanes run empty. A lane without a backlog takes what comes in it lately, and no more.
+  V3  Requests count as the tokens that they are expected to use, not as those they may: the worker reports what its requests use.
+  V4  What was queued after a report's view counts on top of it: runs queued lately, by any edge as far as it is seen, and those
+      that this edge has sent and nobody decided yet. What was refused does not count. What the worker did since the report is taken off.
+  V5  Where no worker of the model is alive, the wait is what another needs to take over, then as long as it has been so already.
+  V6  Saturation is the time that all workers of a model together need for what waits, the largest of the models'. It is measured, so
+      it clears by itself; a model without any live worker says nothing as long as another has one.
+  V7  Pressure follows saturation upward at once, and downward one level at a time, after PRESSURE_HOLD_MS and below
+      PRESSURE_LEAVE_SHARE of the level's step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final
+
+from schemas.events.accounts import LaneLimits, LaneWait, LoadView
+from schemas.events.workers import LaneLoad, WorkerLoadReported
+from schemas.lane_shares import LANES_IN_ORDER, paces
+from schemas.vocabulary import Lane
+
+REPORT_AGE_MS_MAX: Final = 5_000
+"""A worker that has said nothing for so long counts as gone."""
+QUEUED_LAG_MS: Final = 150
+"""About what a queued run needs until its worker has read its request and counts it."""
+UNDECIDED_AGE_MS_MAX: Final = 10_000
+NO_WORKER_WAIT_MS: Final = 3_000
+"""About what it takes until a dead worker's partitions have another owner."""
+TOKENS_A_REQUEST: Final = 300
+USED_SHARE: Final = 0.5
+"""Guesses until a worker has seen requests end."""
+TOKENS_PER_S: Final = 100.0
+"""Guess until a worker was seen full: what it made while little was asked of it says too little, and would refuse people."""
+TOKENS_PER_S_MIN: Final = 10.0
+TOKENS_NOTHING: Final = 1e-6
+WAIT_MS_MAX: Final = 3_600_000
+PRESSURE_STEPS_MS: Final = (2_000, 10_000, 30_000, 120_000)
+PRESSURE_LEAVE_SHARE: Final = 0.5
+PRESSURE_HOLD_MS: Final = 5_000
+ERROR_WAIT_MS_MIN: Final = 1_000
+"""A wait that was shorter counts as so long when an estimate's error is taken relative to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSeen:
+    """A worker's last report, and when the broker took it."""
+
+    report: WorkerLoadReported
+    appended_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A run that no report may count yet: `queued` at `at_ms` (broker's clock), or sent by this edge then and not decided."""
+
+    partition: int
+    lane: Lane
+    models: tuple[str, ...]
+    at_ms: int
+    queued: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """The live workers of one model. `extra` counts by worker and lane what V4 adds."""
+
+    owners: Mapping[int, WorkerSeen]
+    extra: Mapping[str, Mapping[Lane, int]]
+    queued_requests: Mapping[Lane, int]
+    queued_tokens: Mapping[Lane, int]
+    saturation_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All live workers as of `at_ms`."""
+
+    at_ms: int
+    models: Mapping[str, ModelLoad] = field(default_factory=dict)
+
+
+def live_workers(workers: Iterable[WorkerSeen], *, now_ms: int) -> tuple[WorkerSeen, ...]:
+    """Those that report and take work. `now_ms` is the broker's clock."""
+    return tuple(
+        worker
+        for worker in workers
+        if now_ms - worker.appended_ms <= REPORT_AGE_MS_MAX and not worker.report.draining
+    )
+
+
+def still_counts(sent: Sent, *, now_ms: int) -> bool:
+    """Whether some report may still lack it."""
+    return now_ms - sent.at_ms <= (REPORT_AGE_MS_MAX if sent.queued else UNDECIDED_AGE_MS_MAX)
+
+
+def fleet_of(workers: Sequence[WorkerSeen], sent: Iterable[Sent], *, now_ms: int) -> Fleet:
+    """What the live ones among the workers say together, with what was sent since."""
+    by_model: dict[str, list[WorkerSeen]] = {}
+    for worker in live_workers(workers, now_ms=now_ms):
+        by_model.setdefault(worker.report.model, []).append(worker)
+    recent = [one for one in sent if still_counts(one, now_ms=now_ms)]
+    return Fleet(
+        at_ms=now_ms,
+        models={model: _model_load(model, found, recent) for model, found in by_model.items()},
+    )
+
+
+def _model_load(model: str, workers: list[WorkerSeen], sent: list[Sent]) -> ModelLoad:
+    owners: dict[int, WorkerSeen] = {}
+    for worker in workers:
+        for partition in worker.report.partitions:
+            other = owners.get(partition)
+            if other is None or other.appended_ms < worker.appended_ms:
+                owners[partition] = worker
+    extra: dict[str, Counter[Lane]] = {worker.report.worker_id: Counter() for worker in workers}
+    for one in sent:
+        owner = owners.get(one.partition) if model in one.models else None
+        if owner is None or (one.queued and one.at_ms <= owner.appended_ms - QUEUED_LAG_MS):
+            continue
+        extra[owner.report.worker_id][one.lane] += 1
+    requests, tokens = Counter[Lane](), Counter[Lane]()
+    work = rate = 0.0
+    for worker in workers:
+        report, added = worker.report, extra[worker.report.worker_id]
+        rate += pace(report)
+        for load in _lane_loads(report):
+            mean = used_tokens(report, load.lane)
+            requests[load.lane] += load.queued_requests + added[load.lane]
+            tokens[load.lane] += load.queued_tokens + round(added[load.lane] * mean)
+            work += load.queued_tokens * used_share(report, load.lane) + added[load.lane] * mean
+        work -= max(0, report.slots - report.busy) * used_tokens(report)
+    return ModelLoad(
+        owners=owners,
+        extra=extra,
+        queued_requests=requests,
+        queued_tokens=tokens,
+        saturation_ms=min(WAIT_MS_MAX, max(0, int(1000 * work / rate))),
+    )
+
+
+def with_sent(fleet: Fleet, sent: Sent) -> Fleet:
+    """The fleet with one more run on the way, so that of many that come at once each sees those before it."""
+    models = dict(fleet.models)
+    for model in sent.models:
+        load = models.get(model)
+        owner = load.owners.get(sent.partition) if load is not None else None
+        if load is None or owner is None:
+            continue
+        mean = round(used_tokens(owner.report, sent.lane))
+        one = Counter({sent.lane: 1})
+        name = owner.report.worker_id
+        models[model] = replace(
+            load,
+            extra={**load.extra, name: one + Counter(load.extra[name])},
+            queued_requests=one + Counter(load.queued_requests),
+            queued_tokens=Counter({sent.lane: mean}) + Counter(load.queued_tokens),
+        )
+    return replace(fleet, models=models)
+
+
+def pace(report: WorkerLoadReported) -> float:
+    """Tokens of prompt and output per second that the worker makes when it is full, as far as it is known."""
+    if report.full_tokens_per_s:
+        return max(report.full_tokens_per_s, TOKENS_PER_S_MIN)
+    return max(report.decode_tokens_per_s, TOKENS_PER_S)
+
+
+def used_share(report: WorkerLoadReported, lane: Lane) -> float:
+    """What requests of the lane use of what they claim (V3)."""
+    known = {load.lane: load.used_percent / 100 for load in report.lanes if load.used_percent}
+    if lane in known:
+        return known[lane]
+    return sum(known.values()) / len(known) if known else USED_SHARE
+
+
+def used_tokens(report: WorkerLoadReported, lane: Lane | None = None) -> float:
+    """What one request of the lane (None: any) is expected to use."""
+    known = {load.lane: load.used_tokens_mean for load in report.lanes if load.used_tokens_mean}
+    if lane in known:
+        return known[lane]
+    return sum(known.values()) / len(known) if known else TOKENS_A_REQUEST
+
+
+def _lane_loads(report: WorkerLoadReported) -> Sequence[LaneLoad]:
+    """By lane; a worker that does not say has it all in the first."""
+    if report.lanes:
+        return report.lanes
+    whole = LaneLoad(
+        lane=LANES_IN_ORDER[0],
+        queued_requests=report.queued_requests,
+        queued_tokens=report.queued_tokens,
+        ahead_requests=report.queued_requests,
+        ahead_tokens=report.queued_tokens,
+    )
+    return (whole, *(LaneLoad(lane=lane) for lane in LANES_IN_ORDER[1:]))
+
+
+def wait_at(
+    worker: WorkerSeen,
+    lane: Lane,
+    *,
+    extra: Mapping[Lane, int],
+    shares: Mapping[Lane, LaneLimits],
+    now_ms: int,
+) -> int:
+    """V2 to V4: until a request of a new account, sent to this worker now, would start, in ms."""
+    report = worker.report
+    waiting = report.queued_requests + sum(extra.values())
+    free = report.slots - report.busy
+    if waiting < free:
+        return 0
+    rate, one = pace(report), used_tokens(report)
+    ahead, queued, coming = 0.0, {}, {}
+    for load in _lane_loads(report):
+        share = used_share(report, load.lane)
+        coming[load.lane] = load.coming_tokens_per_s * share
+        added = extra.get(load.lane, 0) * used_tokens(report, load.lane)
+        queued[load.lane] = load.queued_tokens * share + added
+        if load.lane is lane or not report.lanes:
+            ahead += load.ahead_tokens * share + added
+    ahead = max(0.0, ahead - max(0, free) * one)
+    done_s = max(0, now_ms - worker.appended_ms) / 1000
+    drain_s = drain_s_of(ahead, lane, queued, coming=coming, shares=shares, rate=rate)
+    return min(WAIT_MS_MAX, int(1000 * (one / rate + max(0.0, drain_s - done_s))))
+
+
+def drain_s_of(
+    ahead: float,
+    lane: Lane,
+    queued: Mapping[Lane, float],
+    *,
+    coming: Mapping[Lane, float],
+    shares: Mapping[Lane, LaneLimits],
+    rate: float,
+) -> float:
+    """Seconds until so many tokens of the lane have started, while others have `queued` tokens to start too, and more are `coming`."""
+    left = {one: tokens for one, tokens in queued.items() if one is not lane and tokens > 0}
+    passed_s = 0.0
+    while ahead > 0:
+        wanted = {**coming, **dict.fromkeys((lane, *left), inf)}
+        given = paces(wanted, rate=rate, shares=shares)
+        step_s = ahead / given[lane] if given[lane] > 0 else WAIT_MS_MAX / 1000
+        # Or until the first of the others has caught up.
+        net = {one: given[one] - coming.get(one, 0.0) for one in left}
+        step_s = min([step_s, *(left[one] / net[one] for one in left if net[one] > 0)])
+        passed_s += step_s
+        ahead -= given[lane] * step_s
+        left = {one: tokens - net[one] * step_s for one, tokens in left.items()}
+        left = {one: tokens for one, tokens in left.items() if tokens > TOKENS_NOTHING}
+        if ahead <= TOKENS_NOTHING or passed_s >= WAIT_MS_MAX / 1000:
+            break
+    return passed_s
+
+
+def load_view(
+    fleet: Fleet,
+    models: Sequence[str],
+    partition: int,
+    *,
+    shares: Mapping[Lane, LaneLimits],
+    absent_ms: Mapping[str, int],
+    pressure: int,
+) -> LoadView:
+    """What admission is told of a run on this partition. `absent_ms`: for how long a model has had no live worker (V5)."""
+    waits: list[LaneWait] = []
+    for model in models:
+        load = fleet.models.get(model)
+        owner = load.owners.get(partition) if load is not None else None
+        for lane in Lane:
+            if load is None or owner is None:
+                wait_ms = max(NO_WORKER_WAIT_MS, absent_ms.get(model, 0))
+            else:
+                extra = load.extra[owner.report.worker_id]
+                wait_ms = wait_at(owner, lane, extra=extra, shares=shares, now_ms=fleet.at_ms)
+            waits.append(
+                LaneWait(
+                    model=model,
+                    lane=lane.value,
+                    wait_ms=min(wait_ms, WAIT_MS_MAX),
+                    queued_requests=load.queued_requests.get(lane, 0) if load is not None else 0,
+                    queued_tokens=load.queued_tokens.get(lane, 0) if load is not None else 0,
+                )
+            )
+    saturation = saturation_ms(fleet)
+    if saturation is None:
+        saturation = min((wait.wait_ms for wait in waits), default=0)
+    return LoadView(pressure=pressure, waits=tuple(waits), saturation_ms=saturation)
+
+
+def saturation_ms(fleet: Fleet) -> int | None:
+    """V6. None: no worker is alive."""
+    return max((load.saturation_ms for load in fleet.models.values()), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """0 (calm) to 4 (shed), since when (broker's clock)."""
+
+    level: int = 0
+    since_ms: int = 0
+
+
+def pressed(pressure: Pressure, *, saturation_ms: int, now_ms: int) -> Pressure:
+    """V7."""
+    reached = sum(1 for step in PRESSURE_STEPS_MS if saturation_ms >= step)
+    if reached > pressure.level:
+        return Pressure(level=reached, since_ms=now_ms)
+    if reached == pressure.level or now_ms - pressure.since_ms < PRESSURE_HOLD_MS:
+        return pressure
+    if saturation_ms < PRESSURE_LEAVE_SHARE * PRESSURE_STEPS_MS[pressure.level - 1]:
+        return Pressure(level=pressure.level - 1, since_ms=now_ms)
+    return pressure
+
+
+def wait_error(*, estimated_ms: int, waited_ms: int) -> float:
+    """How wrong an estimate was, relative to the wait: 0.25 is a quarter too long or too short."""
+    return abs(estimated_ms - waited_ms) / max(waited_ms, ERROR_WAIT_MS_MIN)
