@@ -40,7 +40,7 @@ from schemas.topics import (
     USAGE,
     generations,
 )
-from schemas.vocabulary import CancelReason, EndWriter, FinishReason
+from schemas.vocabulary import CancelReason, EndWriter, FinishReason, OnBusy
 from tests.simulation.clients import SHORT_DEADLINE_MS
 from tests.simulation.engine import incoherent
 from tests.simulation.log import Record
@@ -292,6 +292,8 @@ def _open_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator
             assert limits is not None, "limits come first"
             if mine.after_run_id in now:
                 run.world.sometimes["enqueued"] += 1
+                if event.on_busy is OnBusy.REJECT:
+                    yield _broken("C4", event.run_id, "enqueued though it asked to be rejected")
                 continue
             if at_once >= limits.tiers[event.tier].open_runs_max:
                 yield _broken("C4", event.run_id, f"admitted beside {at_once} open runs")
