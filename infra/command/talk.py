@@ -104,6 +104,7 @@ async def _answer(client: EdgeClient, chat_id: str, question: str, max_tokens: i
                     sys.stdout.write(event.data["text"])
                     sys.stdout.flush()
                 case "run.ended":
+                    stop.is_over()
                     typer.echo("")
                     if event.data["finish_reason"] != _QUIET_FINISH:
                         typer.echo(f"[{event.data['finish_reason']}]", err=True)
@@ -115,24 +116,32 @@ async def _answer(client: EdgeClient, chat_id: str, question: str, max_tokens: i
 
 
 class _Stop:
-    """Ctrl-C during an answer: the first one cancels the run, as soon as it is known; the second one ends the command."""
+    """Ctrl-C during an answer: the first one cancels the run, as soon as it is known; the second one ends the command.
+
+    So does one that comes when the answer is over already.
+    """
 
     def __init__(self, client: EdgeClient, chat_id: str) -> None:
         self._client = client
         self._chat_id = chat_id
         self._run_id = ""
         self._asked = False
+        self._over = False
         self._sending: asyncio.Task[Any] | None = None
         self._answering = asyncio.current_task()
 
     def ask(self) -> None:
         """Ctrl-C."""
-        if not self._asked:
+        if not self._asked and not self._over:
             self._asked = True
             typer.echo("[stopping]", err=True)
             self._send()
         elif self._answering is not None:
             self._answering.cancel()
+
+    def is_over(self) -> None:
+        """There is nothing left to stop."""
+        self._over = True
 
     def run_is(self, run_id: str) -> None:
         """The answer's run is known from here on."""
