@@ -80,14 +80,14 @@ class Person:
         """Create a chat; give its id."""
         return str((await self.client.call("POST", "/v1/chats", fields))["id"])
 
-    async def ask_until_answered(self, content: str) -> tuple[str, Reading]:
+    async def ask_until_answered(self, content: str, **fields: Any) -> tuple[str, Reading]:
         """As `ask`, by a client that comes back with its idempotency key while the system is not there."""
         key = uuid.uuid4().hex
         async with asyncio.timeout(ANSWER_WAIT_S):
             chat_id = await self._until_answered(self.new_chat)
             return chat_id, await self._until_answered(
                 lambda: Reading().read(
-                    self.client.say(chat_id, {"content": content}, idempotency_key=key)
+                    self.client.say(chat_id, {"content": content, **fields}, idempotency_key=key)
                 )
             )
 
