@@ -9,7 +9,14 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge import account_routes, chat_routes, health_routes, message_routes, run_routes
+from edge import (
+    account_routes,
+    admin_routes,
+    chat_routes,
+    health_routes,
+    message_routes,
+    run_routes,
+)
 from edge.answers import problem_answer
 from edge.decisions.problems import INVALID, NOT_FOUND, SERVER, Problem, Refused
 from edge.rim import Rim
@@ -32,6 +39,8 @@ ROUTES = (
     Route(_RUN + "/cancel", run_routes.cancel_run, methods=["POST"]),
     Route("/v1/quota", account_routes.read_quota, methods=["GET"]),
     Route("/v1/models", account_routes.list_models, methods=["GET"]),
+    Route("/v1/admin/policy", admin_routes.read_policy, methods=["GET"]),
+    Route("/v1/admin/policy", admin_routes.change_policy, methods=["PUT"]),
     Route("/healthz", health_routes.live, methods=["GET"]),
     Route("/readyz", health_routes.ready, methods=["GET"]),
     Route("/metrics", health_routes.metrics, methods=["GET"]),

@@ -30,16 +30,26 @@ class Appends:
         self._broken = asyncio.Event()
 
     async def append(
-        self, topic: Topic, event: Event, *, event_id: str, wait_ms_max: int
+        self,
+        topic: Topic,
+        event: Event,
+        *,
+        event_id: str,
+        wait_ms_max: int,
+        partition: int | None = None,
     ) -> Appended:
         """Append and wait for the acknowledgement. Raises AppendFailed: then it may or may not be on the log."""
         try:
             return await self._writer.append(
-                topic, event, event_id=event_id, wait_ms_max=wait_ms_max
+                topic, event, event_id=event_id, wait_ms_max=wait_ms_max, partition=partition
             )
         except AppendFailed as error:
             self._note(error.__cause__)
             raise
+
+    async def partitions_of(self, topic: Topic) -> int:
+        """How many partitions the topic has."""
+        return await self._writer.partitions_of(topic)
 
     async def hand_over(self, topic: Topic, event: Event, *, event_id: str) -> None:
         """Append without waiting: who needs to know looks at the log. Raises RecordTooLarge, or AppendFailed when nothing was sent."""

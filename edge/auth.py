@@ -1,11 +1,11 @@
-"""Who asks: account, seat and tier come from a signed token and from nowhere else."""
+"""Who asks: account, seat and tier come from a signed token and from nowhere else. Operators have tokens of their own kind."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import jwt
 
@@ -14,6 +14,8 @@ from schemas.vocabulary import Tier
 
 ALGORITHM: Final = "HS256"
 AUDIENCE: Final = "turnlog-edge"
+ADMIN_AUDIENCE: Final = "turnlog-admin"
+"""Neither kind of token opens what the other does."""
 ISSUER: Final = "turnlog"
 TOKEN_CHARS_MAX: Final = 4_096
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,63}")
@@ -50,8 +52,35 @@ def mint_token(
     return jwt.encode(claims, key, algorithm=ALGORITHM)
 
 
+def mint_admin_token(*, key: bytes, name: str, ttl: timedelta) -> str:
+    """A signed token for the operator of this name. Raises ValueError for a name that nobody can have."""
+    if NAME_PATTERN.fullmatch(name) is None:
+        raise ValueError("a name has 1 to 64 of the characters A-Z a-z 0-9 _ . @ : -")
+    now = datetime.now(UTC)
+    claims = {"admin": name, "iss": ISSUER, "aud": ADMIN_AUDIENCE, "iat": now, "exp": now + ttl}
+    return jwt.encode(claims, key, algorithm=ALGORITHM)
+
+
+def authenticate_admin(header: str | None, *, key: bytes) -> str:
+    """The operator's name behind an Authorization header. Raises Refused (401)."""
+    name = _claims(header, key=key, audience=ADMIN_AUDIENCE, required=("admin",))["admin"]
+    if not _is_name(name):
+        raise unauthenticated("The token is not valid.", code="invalid_token")
+    return str(name)
+
+
 def authenticate(header: str | None, *, key: bytes) -> Caller:
     """The caller behind an Authorization header. Raises Refused (401)."""
+    claims = _claims(header, key=key, audience=AUDIENCE, required=("account", "tier"))
+    account, seat, tier = claims["account"], claims.get("seat"), claims["tier"]
+    if not _is_name(account) or not (seat is None or _is_name(seat)) or tier not in set(Tier):
+        raise unauthenticated("The token is not valid.", code="invalid_token")
+    return Caller(account_id=account, seat_id=seat, tier=Tier(tier))
+
+
+def _claims(
+    header: str | None, *, key: bytes, audience: str, required: tuple[str, ...]
+) -> dict[str, Any]:
     if header is None:
         raise unauthenticated("Authorization: Bearer <token> is missing.", code="missing_token")
     scheme, _, token = header.strip().partition(" ")
@@ -59,22 +88,19 @@ def authenticate(header: str | None, *, key: bytes) -> Caller:
     if scheme.lower() != "bearer" or not token or len(token) > TOKEN_CHARS_MAX:
         raise unauthenticated("Authorization must be: Bearer <token>.", code="invalid_token")
     try:
-        claims = jwt.decode(
+        claims: dict[str, Any] = jwt.decode(
             token,
             key,
             algorithms=[ALGORITHM],
-            audience=AUDIENCE,
+            audience=audience,
             issuer=ISSUER,
-            options={"require": ["exp", "aud", "iss", "account", "tier"]},
+            options={"require": ["exp", "aud", "iss", *required]},
         )
     except jwt.ExpiredSignatureError:
         raise unauthenticated("The token has expired.", code="expired_token") from None
     except jwt.PyJWTError:
         raise unauthenticated("The token is not valid.", code="invalid_token") from None
-    account, seat, tier = claims["account"], claims.get("seat"), claims["tier"]
-    if not _is_name(account) or not (seat is None or _is_name(seat)) or tier not in set(Tier):
-        raise unauthenticated("The token is not valid.", code="invalid_token")
-    return Caller(account_id=account, seat_id=seat, tier=Tier(tier))
+    return claims
 
 
 def _is_name(value: object) -> bool:

@@ -94,6 +94,38 @@ def version_of(limits: LimitsChanged) -> str:
     return hashlib.blake2b(body, digest_size=8).hexdigest()
 
 
+def policy_text(limits: LimitsChanged) -> str:
+    """The limits as a policy file: what is read back has the same version."""
+    lines = [f"# Version {limits.version}, by {limits.changed_by}."]
+    for section, parts in (
+        ("models", limits.models),
+        ("tiers", {tier.value: limits.tiers[tier] for tier in Tier if tier in limits.tiers}),
+        ("lanes", {lane.value: limits.lanes[lane] for lane in Lane if lane in limits.lanes}),
+    ):
+        for name, part in parts.items():
+            lines += ["", f"[{section}.{_key(name)}]", *_fields(part)]
+    ladder = limits.ladder
+    lines += ["", "[ladder]", f"hold_ms = {ladder.hold_ms}"]
+    for level in ladder.levels:
+        lines += ["", "[[ladder.levels]]", *_fields(level)]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    bare = name.replace("-", "").replace("_", "")
+    return name if bare.isascii() and bare.isalnum() else _value(name)
+
+
+def _fields(part: Part) -> list[str]:
+    found = ((name, getattr(part, name)) for name in part.__struct_fields__)
+    return [f"{name} = {_value(value)}" for name, value in found if value is not None]
+
+
+def _value(value: object) -> str:
+    # A JSON text of these types is one of TOML, too.
+    return msgspec.json.encode(value).decode()
+
+
 def _table(table: Mapping[str, object], name: str) -> Mapping[str, object]:
     found = table.get(name, {})
     if not isinstance(found, dict):

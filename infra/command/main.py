@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from infra.command import bench, estimates, tail, talk, token, topics_command, up, verify
+from infra.command import (
+    bench,
+    estimates,
+    policy_command,
+    tail,
+    talk,
+    token,
+    topics_command,
+    up,
+    verify,
+)
 
 app = typer.Typer(
     name="turnlog",
@@ -21,6 +31,7 @@ def turnlog() -> None:
 
 
 app.add_typer(topics_command.topics, name="topics")
+app.add_typer(policy_command.policy, name="policy")
 app.command()(up.up)
 app.command()(up.down)
 app.command()(up.status)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import secrets
 
+from aiokafka.errors import KafkaError
+
 from infra.log.committed import CommittedUnknown, committed_offsets
 from infra.log.records import LogRecord
 from infra.log.span_reader import Bounds, SpanFailed, SpanReader
@@ -16,6 +18,10 @@ from producers.log_writer import AppendFailed, LogWriter
 from schemas.events.account_snapshots import LimitsKept
 from schemas.events.accounts import LimitsChanged
 from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS
+
+
+class PolicyNotRead(Exception):
+    """The cluster did not tell. The message is one line."""
 
 
 class PolicyNotWritten(Exception):
@@ -32,42 +38,60 @@ async def sync_policy(bootstrap: str, limits: LimitsChanged) -> int:
             LogWriter(bootstrap=bootstrap, client_id="turnlog-policy") as writer,
             SpanReader(bootstrap=bootstrap, client_id="turnlog-policy") as reader,
         ):
-            versions = await _newest_versions(bootstrap, writer, reader)
-            differing = [p for p, version in versions.items() if version != limits.version]
+            newest = await _newest_limits(bootstrap, reader)
+            differing = [
+                partition
+                for partition, known in newest.items()
+                if known is None or known.version != limits.version
+            ]
             for partition in differing:
                 await writer.append(
                     ACCOUNTS, limits, event_id=secrets.token_hex(16), partition=partition
                 )
             return len(differing)
-    except (AppendFailed, SpanFailed, OffsetsGone, CommittedUnknown, TimeoutError) as error:
+    except (
+        AppendFailed,
+        SpanFailed,
+        OffsetsGone,
+        CommittedUnknown,
+        KafkaError,
+        TimeoutError,
+    ) as error:
         raise PolicyNotWritten(f"the policy was not written: {type(error).__name__}") from error
 
 
-async def _newest_versions(
-    bootstrap: str, writer: LogWriter, reader: SpanReader
-) -> dict[int, str | None]:
-    partitions = list(range(await writer.partitions_of(ACCOUNTS)))
+async def read_policy(bootstrap: str) -> dict[int, LimitsChanged | None]:
+    """The newest limits on the log, by partition of the account log. Raises PolicyNotRead."""
+    try:
+        async with SpanReader(bootstrap=bootstrap, client_id="turnlog-policy") as reader:
+            return await _newest_limits(bootstrap, reader)
+    except (SpanFailed, OffsetsGone, CommittedUnknown, KafkaError, TimeoutError) as error:
+        raise PolicyNotRead(f"the policy was not read: {type(error).__name__}") from error
+
+
+async def _newest_limits(bootstrap: str, reader: SpanReader) -> dict[int, LimitsChanged | None]:
+    partitions = await reader.partitions(ACCOUNTS)
     kept = await reader.bounds(ACCOUNT_SNAPSHOTS, partitions)
     records = await reader.bounds(ACCOUNTS, partitions)
     decided = await committed_offsets(bootstrap, ADMISSION_GROUP, ACCOUNTS, partitions)
-    versions: dict[int, str | None] = {}
+    newest: dict[int, LimitsChanged | None] = {}
     for partition in partitions:
-        version = await _kept_version(reader, partition, kept[partition])
+        limits = await _kept_limits(reader, partition, kept[partition])
         # What lies below the committed offset has left its row behind; above it, the records themselves tell.
         start = max(records[partition].first, decided.get(partition, 0))
         async for batch in reader.span(ACCOUNTS, partition, start, records[partition].end):
             for record in batch:
                 if isinstance(record, LogRecord) and isinstance(record.event, LimitsChanged):
-                    version = record.event.version
-        versions[partition] = version
-    return versions
+                    limits = record.event
+        newest[partition] = limits
+    return newest
 
 
-async def _kept_version(reader: SpanReader, partition: int, kept: Bounds) -> str | None:
-    version, newest = None, -1
+async def _kept_limits(reader: SpanReader, partition: int, kept: Bounds) -> LimitsChanged | None:
+    limits, newest = None, -1
     async for batch in reader.span(ACCOUNT_SNAPSHOTS, partition, kept.first, kept.end):
         for record in batch:
             event = record.event if isinstance(record, LogRecord) else None
             if isinstance(event, LimitsKept) and event.source_offset >= newest:
-                version, newest = event.versions[-1].limits.version, event.source_offset
-    return version
+                limits, newest = event.versions[-1].limits, event.source_offset
+    return limits

@@ -157,6 +157,7 @@ RECORDER_MUTATIONS: Final = (
 
 _judge_prompt = account._decide_prompt
 _restored = account_state.restored
+_admitted = admission._admitted
 
 
 def _last_written_counts(partition: Any, row: Any) -> None:
@@ -188,6 +189,10 @@ def _forgetting(**forgotten: Any) -> Any:
     return judge
 
 
+def _as_in_an_idle_chat(case: Any, *rest: Any) -> Any:
+    return _admitted(replace(case, after=None, interrupted=[]), *rest)
+
+
 def _reservations_do_not_count(windows: Any, window: str, limit: int) -> int:
     settled: int = sum(use.settled for use in windows if use.window == window)
     return limit - settled
@@ -217,7 +222,10 @@ ADMISSION_MUTATIONS: Final = (
     ),
     Mutation(
         rule="Q6: one run of a chat at a time",
-        swaps=(swap(admission, "_busy", lambda case, of_chat: None),),
+        swaps=(
+            swap(admission, "_busy", lambda case, of_chat: None),
+            swap(admission, "_admitted", _as_in_an_idle_chat),
+        ),
         caught_by={"C4"},
     ),
     Mutation(
