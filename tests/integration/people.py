@@ -144,7 +144,12 @@ class Person:
         """Wait until the account has settled exactly these tokens and reserves none (invariants I5, I6)."""
 
         async def settled() -> bool:
-            quota = await self.quota()
+            try:
+                quota = await self.quota()
+            except EdgeRefusedError as error:
+                if error.status != 503:
+                    raise
+                return False  # A new system has not heard of its limits yet.
             rest = (quota["reserved"], quota["open_runs"])
             assert (quota["settled"], *rest) == (tokens, 0, 0), quota
             return True
