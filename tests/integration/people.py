@@ -159,12 +159,18 @@ class Person:
 
 @asynccontextmanager
 async def person(
-    system: RunningSystem, account: str = "ada", *, tier: Tier = Tier.TEAM, edge: int = 0
+    system: RunningSystem,
+    account: str = "ada",
+    *,
+    tier: Tier = Tier.TEAM,
+    edge: int = 0,
+    seat: str | None = None,
 ) -> AsyncIterator[Person]:
     """`account` at the system's edge number `edge`."""
     token = mint_token(
         key=load_secrets(system.home).token_key,
         account_id=account,
+        seat_id=seat,
         tier=tier,
         ttl=timedelta(hours=1),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from contextlib import AsyncExitStack
 
 from schemas.events.tokens import AttemptStarted
 from tests.integration.audit import audited, run_records
@@ -98,11 +99,16 @@ async def test_fifty_runs_survive_the_death_of_every_part(system: SystemFactory)
         }
     )
     dice = random.Random(20)
-    async with person(running) as ada:
+    async with AsyncExitStack() as stack:
+        # One team, a seat for each run: a seat may not have so many under way by itself.
+        team = [
+            await stack.enter_async_context(person(running, seat=f"seat-{k}")) for k in range(BURST)
+        ]
+        ada = team[0]
 
-        async def one() -> tuple[str, Reading]:
+        async def one(asker: Person) -> tuple[str, Reading]:
             await asyncio.sleep(dice.uniform(0, 4))
-            return await ada.ask_until_answered("Tell me of the sea.")
+            return await asker.ask_until_answered("Tell me of the sea.")
 
         async def deaths() -> None:
             for part in ("admission", "recorder", "context", "projector", "worker-0", "kafka"):
@@ -110,7 +116,7 @@ async def test_fifty_runs_survive_the_death_of_every_part(system: SystemFactory)
                 running.kill(part)
 
         async with asyncio.TaskGroup() as tasks:
-            runs = [tasks.create_task(one()) for _ in range(BURST)]
+            runs = [tasks.create_task(one(asker)) for asker in team]
             tasks.create_task(deaths())
         for chat_id, reading in (task.result() for task in runs):
             assert reading.end["finish_reason"] == "stop"
