@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from infra.log.records import BadRecord
-from producers.log_writer import AppendFailed, LogWriter, RecordTooLarge, acknowledged
+from producers.log_writer import LogWriter, acknowledged
 from schemas.topics import Topic
 
 H_REASON: Final = "reason"
@@ -37,6 +37,3 @@ async def park(writer: LogWriter, topic: Topic, bad: BadRecord) -> None:
         headers=headers,
     )
     await acknowledged(future)
-
-
-__all__ = ["HAD", "H_REASON", "H_SOURCE", "AppendFailed", "RecordTooLarge", "park"]
