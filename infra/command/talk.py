@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -50,9 +51,9 @@ def ask(
 ) -> None:
     """Ask one question and stream the answer into the terminal. Ctrl-C stops the answer, a second one the command."""
 
-    async def run(client: EdgeClient) -> None:
+    async def run(client: EdgeClient, interrupts: Interrupts) -> None:
         chat = await client.call("POST", "/v1/chats", _chat(system))
-        await _answer(client, chat["id"], question, max_tokens)
+        await answer(client, interrupts, chat["id"], question, max_tokens)
 
     _with_client(run, account=account, tier=tier, url=url)
 
@@ -66,7 +67,7 @@ def chat(
 ) -> None:
     """Talk; each line is a message. Ctrl-C stops an answer and, where none is under way, the chat; so does Ctrl-D."""
 
-    async def run(client: EdgeClient) -> None:
+    async def run(client: EdgeClient, interrupts: Interrupts) -> None:
         made = await client.call("POST", "/v1/chats", _chat(system))
         lines = InputLines(sys.stdin.fileno())
         while True:
@@ -77,7 +78,7 @@ def chat(
                 return
             if line.strip():
                 try:
-                    await _answer(client, made["id"], line, max_tokens)
+                    await answer(client, interrupts, made["id"], line, max_tokens)
                 except EdgeRefusedError as error:
                     typer.echo(f"turnlog: {error}", err=True)
 
@@ -88,38 +89,69 @@ def _chat(system: str) -> dict[str, Any]:
     return {"system_prompt": system} if system else {}
 
 
-async def _answer(client: EdgeClient, chat_id: str, question: str, max_tokens: int) -> None:
+async def answer(
+    client: EdgeClient, interrupts: Interrupts, chat_id: str, question: str, max_tokens: int
+) -> None:
+    """Ask in a chat and print the answer as it comes. Raises EdgeRefusedError, and CancelledError where Ctrl-C ended the command."""
     body: dict[str, Any] = {"content": question}
     if max_tokens:
         body["max_output_tokens"] = max_tokens
     stop = _Stop(client, chat_id)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop.ask)
-    try:
-        async for event in client.say(chat_id, body):
-            match event.name:
-                case "run.queued":
-                    stop.run_is(event.data["run_id"])
-                case "message.delta" | "run.snapshot":
-                    sys.stdout.write(event.data["text"])
-                    sys.stdout.flush()
-                case "run.ended":
-                    stop.is_over()
-                    typer.echo("")
-                    if event.data["finish_reason"] != _QUIET_FINISH:
-                        typer.echo(f"[{event.data['finish_reason']}]", err=True)
-                case _:
-                    pass
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        await stop.sent()
+    with interrupts.go_to(stop):
+        try:
+            async for event in client.say(chat_id, body):
+                match event.name:
+                    case "run.queued":
+                        stop.run_is(event.data["run_id"])
+                    case "message.delta" | "run.snapshot":
+                        sys.stdout.write(event.data["text"])
+                        sys.stdout.flush()
+                    case "run.ended":
+                        stop.is_over()
+                        typer.echo("")
+                        if event.data["finish_reason"] != _QUIET_FINISH:
+                            typer.echo(f"[{event.data['finish_reason']}]", err=True)
+                    case _:
+                        pass
+        finally:
+            await stop.sent()
+
+
+class Interrupts:
+    """Ctrl-C while the command runs: it stops the answer under way, and ends the command where there is none left to stop.
+
+    One handler from the first line to the last: with one for each answer, a Ctrl-C between two answers would meet none and be lost.
+    """
+
+    def __init__(self) -> None:
+        """For the task that makes it."""
+        self._command = asyncio.current_task()
+        self._stop: _Stop | None = None
+        self._ended = False
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._heard)
+
+    def _heard(self) -> None:
+        if self._stop is not None and self._stop.ask():
+            return
+        self._ended = True
+        if self._command is not None:
+            self._command.cancel()
+
+    @contextmanager
+    def go_to(self, stop: _Stop) -> Iterator[None]:
+        """Meanwhile they are for this answer. Raises CancelledError behind it where one has ended the command."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+        if self._ended:  # What closes a connection may have kept the cancellation to itself.
+            raise asyncio.CancelledError
 
 
 class _Stop:
-    """Ctrl-C during an answer: the first one cancels the run, as soon as it is known; the second one ends the command.
-
-    So does one that comes when the answer is over already.
-    """
+    """Ctrl-C during an answer: the first one cancels the run, as soon as it is known; there is nothing to do for a second one, nor
+    for one that comes when the answer is over already."""
 
     def __init__(self, client: EdgeClient, chat_id: str) -> None:
         self._client = client
@@ -128,16 +160,15 @@ class _Stop:
         self._asked = False
         self._over = False
         self._sending: asyncio.Task[Any] | None = None
-        self._answering = asyncio.current_task()
 
-    def ask(self) -> None:
-        """Ctrl-C."""
-        if not self._asked and not self._over:
-            self._asked = True
-            typer.echo("[stopping]", err=True)
-            self._send()
-        elif self._answering is not None:
-            self._answering.cancel()
+    def ask(self) -> bool:
+        """Ctrl-C. Tells whether it stops anything."""
+        if self._asked or self._over:
+            return False
+        self._asked = True
+        typer.echo("[stopping]", err=True)
+        self._send()
+        return True
 
     def is_over(self) -> None:
         """There is nothing left to stop."""
@@ -204,8 +235,9 @@ def _with_client(run: Any, *, account: str, tier: Tier, url: str) -> None:
     target = url or f"http://127.0.0.1:{settings.port}"
 
     async def talk() -> None:
+        interrupts = Interrupts()
         async with EdgeClient(url=target, token=token) as client:
-            await run(client)
+            await run(client, interrupts)
 
     try:
         asyncio.run(talk())

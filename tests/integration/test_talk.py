@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from infra.command.edge_client import EdgeClient, ServerEvent
+from infra.command.talk import Interrupts, answer
 from tests.integration.edge_peers import EdgeProcess, ScriptedPeer
 from tests.integration.running import REPOSITORY, environment
 
@@ -92,3 +98,31 @@ async def test_the_end_of_the_input_ends_a_chat_after_its_last_line(
         out, _ = await chat.communicate("one\n\nzwei – ü".encode())
         assert out.decode().split("\n") == ["one", "zwei – ü", ""]
         assert chat.returncode == 0
+
+
+class _InterruptedBehindItsLastEvent(EdgeClient):
+    """Ctrl-C comes when the answer has been printed and before its stream is closed, without a turn of the event loop between."""
+
+    async def say(
+        self, chat_id: str, body: dict[str, Any], *, idempotency_key: str = ""
+    ) -> AsyncIterator[ServerEvent]:
+        """An answer."""
+        yield ServerEvent(name="run.queued", id="1", data={"run_id": "run_1"})
+        yield ServerEvent(name="run.ended", id="2", data={"finish_reason": "stop"})
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+async def test_ctrl_c_between_an_answer_and_the_next_line_is_not_lost() -> None:
+    async def talk() -> None:
+        interrupts = Interrupts()
+        async with _InterruptedBehindItsLastEvent(url="http://127.0.0.1:1", token="") as client:
+            await answer(client, interrupts, "chat_1", "Hi", 0)
+            await asyncio.Event().wait()
+
+    talking = asyncio.create_task(talk())
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(DEADLINE_S):
+                await talking
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
