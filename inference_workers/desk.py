@@ -10,14 +10,13 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from inference_workers.attempt import Attempt
 from inference_workers.decisions.generation import Loss, Phase
-from inference_workers.decisions.lanes import Claim, FairLanes
 from inference_workers.decisions.request_book import Queue, Request, RequestBook
-from inference_workers.decisions.run_book import NEW, Absence, Followed, FollowedRun
+from inference_workers.decisions.run_book import Absence, Followed, FollowedRun
+from inference_workers.decisions.waiting_room import WaitingRoom
 from inference_workers.engine import Engine
 from inference_workers.load_report import FreedDelays, LaneUse, lane_load
 from inference_workers.partition_tail import PartitionTail
@@ -29,21 +28,8 @@ from schemas.vocabulary import Lane
 logger = logging.getLogger(__name__)
 
 NONCE_BYTES: Final = 8
-RETRY_AFTER_MS_MIN: Final = 50
-RETRY_AFTER_MS_MAX: Final = 2_000
 # A request whose run is never queued would hold its queue's commit back for ever.
 UNQUEUED_WAIT_MS_MAX: Final = 600_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """A run whose attempt was lost waits: for a time, for our last acknowledged record to come by on the tail (it says who is right),
-    and for proof, later than the loss, that we are still a member and so own its queue."""
-
-    lost_ms: int
-    until_ms: int
-    past_offset: int
-    used_tokens: int
 
 
 class Desk:
@@ -74,17 +60,11 @@ class Desk:
         self._tasks = tasks
         self._now_ms = now_ms
         self._on_defect = on_defect
-        # When each request was read whose run is not known yet to be queued and open.
-        self._unknown: dict[str, int] = {}
-        self._lanes = FairLanes()
+        self._waiting = WaitingRoom(self.requests, claim_tokens_max=engine.caps.context_window)
         self._use = LaneUse()
         self._active: dict[str, Attempt] = {}
         # Tokens that were said before this worker's first attempt: not its own use.
         self._said_before: dict[str, int] = {}
-        self._resting: dict[str, Rest] = {}
-        self._losses: dict[str, int] = {}
-        self._engine_failures: dict[str, int] = {}
-        self._member_ms = 0
 
     @property
     def busy(self) -> int:
@@ -93,17 +73,16 @@ class Desk:
 
     def share(self, shares: Mapping[Lane, LaneLimits]) -> None:
         """The policy has other weights, floors and look-aheads."""
-        self._lanes.change_shares(shares)
+        self._waiting.lanes.change_shares(shares)
 
     def lane_loads(self) -> tuple[LaneLoad, ...]:
         """What waits for a slot."""
-        unknown = [self._claim_of(run_id) for run_id in self._unknown]
-        resting = [self._claim_of(run_id) for run_id in self._resting]
+        outside = self._waiting.outside()
         return tuple(
             lane_load(
                 lane,
-                self._lanes.queue(lane),
-                others=[c.tokens for c in (*unknown, *resting) if c.lane is lane],
+                self._waiting.lanes.queue(lane),
+                others=[claim.tokens for claim in outside if claim.lane is lane],
                 use=self._use,
             )
             for lane in Lane
@@ -118,12 +97,12 @@ class Desk:
     @property
     def waiting(self) -> int:
         """How many requests wait for a slot."""
-        return len(self._unknown) + len(self._lanes) + len(self._resting)
+        return len(self._waiting)
 
     @property
     def membership_in_doubt(self) -> bool:
         """An attempt was lost since the group last took a commit of ours: commit something to see."""
-        return any(rest.lost_ms >= self._member_ms for rest in self._resting.values())
+        return self._waiting.membership_in_doubt
 
     def pause(self) -> None:
         """A rebalance has begun: what runs goes on, nothing new starts."""
@@ -146,14 +125,13 @@ class Desk:
 
     def member_at(self, sent_ms: int) -> None:
         """The group counted us as a member when it answered what we sent at that time."""
-        self._member_ms = max(self._member_ms, sent_ms)
+        self._waiting.member_at(sent_ms)
 
     def take(self, request: Request) -> None:
         """A request was read. The caller calls `schedule` after the batch."""
         if not self.requests.add(request):
             return
-        self._unknown[request.run_id] = self._now_ms()
-        claim = self._claim_of(request.run_id)
+        claim = self._waiting.came(request, now_ms=self._now_ms())
         self._use.came(claim.lane, claimed=claim.tokens)
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
@@ -186,17 +164,14 @@ class Desk:
         """Time passed. Raises ProducerUnusable."""
         for attempt in list(self._active.values()):
             attempt.tick()
-        if self._resting:
+        if self._waiting.any_rests:
             self.schedule()
 
     def set_aside_unqueued(self) -> None:
         """Give up requests whose run is not queued UNQUEUED_WAIT_MS_MAX after they were read."""
-        before = self._now_ms() - UNQUEUED_WAIT_MS_MAX
-        for run_id, read_ms in list(self._unknown.items()):
-            if read_ms >= before:
-                continue
-            request = self.requests.of_run(run_id)
-            tail = self.tails.get(request.queue.partition) if request is not None else None
+        for request in self._waiting.unknown_since(self._now_ms() - UNQUEUED_WAIT_MS_MAX):
+            run_id = request.run_id
+            tail = self.tails.get(request.queue.partition)
             found = tail.find(run_id) if tail is not None else Absence.BEING_READ
             unqueued = isinstance(found, FollowedRun) and found.state.queued is None
             if found is Absence.NO_RECORD or unqueued:
@@ -208,9 +183,10 @@ class Desk:
         caps = self._engine.caps
         if self._stopped or not self._starting:
             return
-        self._place()
+        for ended in self._waiting.place(self.tails, busy=self._active, now_ms=self._now_ms()):
+            self._done(ended)
         while len(self._active) < caps.slots:
-            run_id = self._lanes.take(room_tokens=caps.kv_tokens_max - self._held_tokens())
+            run_id = self._waiting.lanes.take(room_tokens=caps.kv_tokens_max - self._held_tokens())
             if run_id is None:
                 self._full = False
                 return
@@ -222,50 +198,6 @@ class Desk:
         return sum(
             min(window, len(attempt.request.event.prompt_ids) + attempt.generation.grant)
             for attempt in self._active.values()
-        )
-
-    def _place(self) -> None:
-        """Let those wait for a slot that could use one: their run is known, queued and open, and what it rested for is over."""
-        for run_id in [*self._unknown, *self._resting]:
-            if run_id in self._active:
-                continue  # It went and came back while the attempt of before still ends.
-            request = self.requests.of_run(run_id)
-            assert request is not None, "what waits is held"
-            tail = self.tails.get(request.queue.partition)
-            found = tail.find(run_id) if tail is not None else Absence.BEING_READ
-            if tail is None or isinstance(found, Absence):
-                if found is Absence.ENDED:
-                    self._done(run_id)
-                continue
-            rest = self._resting.get(run_id)
-            if not found.state.open or (rest is not None and not self._rested(rest, tail)):
-                continue
-            tail.book.pin(run_id)
-            if rest is not None:
-                del self._resting[run_id]
-                self._lanes.put_back(run_id)
-            else:
-                del self._unknown[run_id]
-                self._lanes.wait(self._claim_of(run_id, found))
-
-    def _rested(self, rest: Rest, tail: PartitionTail) -> bool:
-        return (
-            self._now_ms() >= rest.until_ms
-            and self._member_ms > rest.lost_ms
-            and tail.position > rest.past_offset
-        )
-
-    def _claim_of(self, run_id: str, run: FollowedRun = NEW) -> Claim:
-        request = self.requests.of_run(run_id)
-        assert request is not None, "what waits is held"
-        event = request.event
-        tokens = len(event.prompt_ids) + event.granted_output_tokens - run.state.n
-        return Claim(
-            run_id=run_id,
-            account_id=event.account_id,
-            lane=request.queue.lane,
-            tokens=max(1, min(tokens, self._engine.caps.context_window)),
-            resumed=run.state.attempt > 0,
         )
 
     def _start(self, run_id: str) -> None:
@@ -282,7 +214,7 @@ class Desk:
             engine=self._engine,
             log=self._log,
             now_ms=self._now_ms,
-            engine_failures=self._engine_failures.get(run_id, 0),
+            engine_failures=self._waiting.engine_failures(run_id),
             on_defect=self._on_defect,
         )
         self._active[run_id] = attempt
@@ -298,10 +230,18 @@ class Desk:
         del self._active[run_id]
         lost = attempt.generation.phase is Phase.LOST
         if lost and self.requests.of_run(run_id) is attempt.request:
-            self._rest(attempt, now)
+            self._waiting.lost(
+                run_id,
+                now_ms=now,
+                past_offset=attempt.acked_offset,
+                used_tokens=self._used_tokens(attempt),
+                engine_failed=attempt.engine_failed,
+            )
+            self.doubt.set()
         else:
             used_tokens = self._used_tokens(attempt)
-            self._finish(run_id, used_tokens)
+            del self._said_before[run_id]
+            self._waiting.lanes.finish(run_id, used_tokens=used_tokens)
             if not lost:
                 claimed = len(attempt.request.event.prompt_ids) + attempt.generation.grant
                 self._use.ended(attempt.request.queue.lane, claimed=claimed, used=used_tokens)
@@ -310,25 +250,6 @@ class Desk:
     def _used_tokens(self, attempt: Attempt) -> int:
         said = attempt.generation.said - self._said_before[attempt.request.run_id]
         return len(attempt.request.event.prompt_ids) + max(0, said)
-
-    def _finish(self, run_id: str, used_tokens: int) -> None:
-        """The run needs no slot here any more, and used so much while it had one."""
-        del self._said_before[run_id]
-        self._lanes.finish(run_id, used_tokens=used_tokens)
-
-    def _rest(self, attempt: Attempt, now: int) -> None:
-        run_id = attempt.request.run_id
-        losses = self._losses[run_id] = self._losses.get(run_id, 0) + 1
-        if attempt.engine_failed:
-            self._engine_failures[run_id] = self._engine_failures.get(run_id, 0) + 1
-        wait_ms = min(RETRY_AFTER_MS_MIN * 2 ** (losses - 1), RETRY_AFTER_MS_MAX)
-        self._resting[run_id] = Rest(
-            lost_ms=now,
-            until_ms=now + wait_ms,
-            past_offset=attempt.acked_offset,
-            used_tokens=self._used_tokens(attempt),
-        )
-        self.doubt.set()
 
     def _done(self, run_id: str) -> None:
         request = self.requests.of_run(run_id)
@@ -339,15 +260,8 @@ class Desk:
 
     def _forget(self, request: Request) -> None:
         run_id = request.run_id
-        self._unknown.pop(run_id, None)
-        self._lanes.withdraw(run_id)
-        rest = self._resting.pop(run_id, None)
-        if rest is not None:
-            self._finish(run_id, rest.used_tokens)
-        elif run_id not in self._active:
+        if self._waiting.forget(run_id) or run_id not in self._active:
             self._said_before.pop(run_id, None)
-        self._losses.pop(run_id, None)
-        self._engine_failures.pop(run_id, None)
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
             tail.book.unpin(run_id)

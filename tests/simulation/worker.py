@@ -5,13 +5,12 @@ Its group's sources are queues (lane and partition); beside that it tails the to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, cast
 
 from inference_workers.decisions.generation import Loss, Phase
-from inference_workers.decisions.lanes import Claim, FairLanes
 from inference_workers.decisions.request_book import Queue, Request, RequestBook
-from inference_workers.decisions.run_book import Absence, Followed, FollowedRun
+from inference_workers.decisions.run_book import Followed, FollowedRun
+from inference_workers.decisions.waiting_room import WaitingRoom
 from schemas.events.generations import GenerationRequested
 from schemas.topics import generations
 from tests.simulation.attempts import SimulatedAttempt
@@ -22,30 +21,8 @@ from tests.simulation.world import LANES, MODEL, World
 
 SLOTS: Final = 2
 READ_RECORDS_MAX: Final = 4
-RETRY_AFTER_MS_MIN: Final = 50
-RETRY_AFTER_MS_MAX: Final = 2_000
 ROOM_TOKENS: Final = 1_000_000
 TOPICS: Final = {lane: generations(MODEL, lane) for lane in LANES}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rest:
-    """When a run whose attempt was lost may be tried again; see the real desk."""
-
-    lost_ms: int
-    until_ms: int
-    past_offset: int
-
-
-def _claim(request: Request, run: FollowedRun) -> Claim:
-    event = request.event
-    return Claim(
-        run_id=request.run_id,
-        account_id=event.account_id,
-        lane=request.queue.lane,
-        tokens=max(1, len(event.prompt_ids) + event.granted_output_tokens - run.state.n),
-        resumed=run.state.attempt > 0,
-    )
 
 
 class Worker(Member[Queue]):
@@ -58,13 +35,8 @@ class Worker(Member[Queue]):
         self._positions: dict[Queue, int] = {}
         # Where the queues of partitions without a tail ended when they were assigned.
         self._collecting: dict[Queue, int] = {}
-        self._unknown: dict[str, None] = {}
-        self._lanes = FairLanes()
+        self._waiting = WaitingRoom(self.requests, claim_tokens_max=ROOM_TOKENS)
         self._active: dict[str, SimulatedAttempt] = {}
-        self._resting: dict[str, _Rest] = {}
-        self._losses: dict[str, int] = {}
-        self._engine_failures: dict[str, int] = {}
-        self._member_ms = -1
         self.actions += [
             self.read,
             self.follow,
@@ -94,7 +66,7 @@ class Worker(Member[Queue]):
             for queue in self.owned
             if queue.partition not in self.tails
         }
-        self._member_ms = max(self._member_ms, self.world.now_ms)
+        self._waiting.member_at(self.world.now_ms)
         self._begin_tails()
         self.schedule()
 
@@ -125,7 +97,7 @@ class Worker(Member[Queue]):
     def _take(self, request: Request) -> None:
         if not self.requests.add(request):
             return
-        self._unknown[request.run_id] = None
+        self._waiting.came(request, now_ms=self.world.now_ms)
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
             tail.book.pin(request.run_id)
@@ -169,14 +141,13 @@ class Worker(Member[Queue]):
     def commit(self) -> bool:
         """One commit, when there is something to say or to learn."""
         offsets = self.requests.to_commit()
-        doubt = any(rest.lost_ms >= self._member_ms for rest in self._resting.values())
-        if not offsets and doubt:
+        if not offsets and self._waiting.membership_in_doubt:
             offsets = self.requests.lowest_open()
         if not offsets:
             return False
         if self.group.commit(self.name, self.generation, offsets):
             self.requests.was_committed(offsets)
-            self._member_ms = max(self._member_ms, self.world.now_ms)
+            self._waiting.member_at(self.world.now_ms)
             self.schedule()
             return True
         return False
@@ -195,7 +166,7 @@ class Worker(Member[Queue]):
         """Time passed."""
         for attempt in self._active.values():
             attempt.tick()
-        if self._resting:
+        if self._waiting.any_rests:
             self.schedule()
         return False
 
@@ -215,43 +186,13 @@ class Worker(Member[Queue]):
 
     def schedule(self) -> None:
         """Fill the free slots."""
-        self._place()
+        for ended in self._waiting.place(self.tails, busy=self._active, now_ms=self.world.now_ms):
+            self._done(ended)
         while len(self._active) < SLOTS:
-            run_id = self._lanes.take(room_tokens=ROOM_TOKENS)
+            run_id = self._waiting.lanes.take(room_tokens=ROOM_TOKENS)
             if run_id is None:
                 return
             self._start(run_id)
-
-    def _place(self) -> None:
-        """Let those wait for a slot that could use one."""
-        for run_id in [*self._unknown, *self._resting]:
-            if run_id in self._active:
-                continue
-            request = self.requests.of_run(run_id)
-            assert request is not None, "what waits is held"
-            tail = self.tails.get(request.queue.partition)
-            found = tail.find(run_id) if tail is not None else Absence.BEING_READ
-            if tail is None or isinstance(found, Absence):
-                if found is Absence.ENDED:
-                    self._done(run_id)
-                continue
-            rest = self._resting.get(run_id)
-            if not found.state.open or (rest is not None and not self._rested(rest, tail)):
-                continue
-            tail.book.pin(run_id)
-            if rest is not None:
-                del self._resting[run_id]
-                self._lanes.put_back(run_id)
-            else:
-                del self._unknown[run_id]
-                self._lanes.wait(_claim(request, found))
-
-    def _rested(self, rest: _Rest, tail: SimulatedTail) -> bool:
-        return (
-            self.world.now_ms >= rest.until_ms
-            and self._member_ms > rest.lost_ms
-            and tail.position > rest.past_offset
-        )
 
     def _start(self, run_id: str) -> None:
         request = self.requests.of_run(run_id)
@@ -263,23 +204,22 @@ class Worker(Member[Queue]):
             self.producer,
             request=request,
             run=run,
-            engine_failures=self._engine_failures.get(run_id, 0),
+            engine_failures=self._waiting.engine_failures(run_id),
         )
 
     def _made(self, run_id: str, attempt: SimulatedAttempt) -> None:
         del self._active[run_id]
         lost = attempt.generation.phase is Phase.LOST
         if lost and self.requests.of_run(run_id) is attempt.request:
-            now = self.world.now_ms
-            losses = self._losses[run_id] = self._losses.get(run_id, 0) + 1
-            if attempt.engine_failed:
-                self._engine_failures[run_id] = self._engine_failures.get(run_id, 0) + 1
-            wait_ms = min(RETRY_AFTER_MS_MIN * 2 ** (losses - 1), RETRY_AFTER_MS_MAX)
-            self._resting[run_id] = _Rest(
-                lost_ms=now, until_ms=now + wait_ms, past_offset=attempt.acked_offset
+            self._waiting.lost(
+                run_id,
+                now_ms=self.world.now_ms,
+                past_offset=attempt.acked_offset,
+                used_tokens=attempt.generation.said,
+                engine_failed=attempt.engine_failed,
             )
         else:
-            self._lanes.finish(run_id, used_tokens=attempt.generation.said)
+            self._waiting.lanes.finish(run_id, used_tokens=attempt.generation.said)
         self.schedule()
 
     def _done(self, run_id: str) -> None:
@@ -290,12 +230,7 @@ class Worker(Member[Queue]):
 
     def _forget(self, request: Request) -> None:
         run_id = request.run_id
-        self._unknown.pop(run_id, None)
-        self._lanes.withdraw(run_id)
-        if self._resting.pop(run_id, None) is not None:
-            self._lanes.finish(run_id, used_tokens=0)
-        self._losses.pop(run_id, None)
-        self._engine_failures.pop(run_id, None)
+        self._waiting.forget(run_id)
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
             tail.book.unpin(run_id)
