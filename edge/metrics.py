@@ -8,10 +8,11 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from schemas.run_fold import RunState
-from schemas.vocabulary import Tier
+from schemas.vocabulary import ServiceTier, Tier
 
 LATENESS_SAMPLED: Final = 8
 """One in so many writes is measured."""
+WHOLE_PERCENT: Final = 100
 _QUEUE_BUCKETS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0)
 _WAIT_BUCKETS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -90,13 +91,19 @@ class Metrics:
         self.decisions = Counter(
             "turnlog_edge_decisions_total",
             "Prompts sent from here, by what was decided: admitted, or the reason; and the ladder's level.",
-            ["tier", "decision", "limit", "level"],
+            ["tier", "service_tier", "decision", "limit", "level"],
             registry=registry,
         )
         self.downgrades = Counter(
             "turnlog_edge_downgrades_total",
             "Prompts sent from here that were admitted to a smaller model, by the one they would have had.",
             ["tier", "model"],
+            registry=registry,
+        )
+        self.shortened = Counter(
+            "turnlog_edge_shortened_total",
+            "Prompts sent from here that were admitted with a shorter answer than without the ladder.",
+            ["tier"],
             registry=registry,
         )
         self.ladder_level = Gauge(
@@ -106,20 +113,23 @@ class Metrics:
         )
         self._writes = 0
 
-    def decided(self, state: RunState, tier: Tier) -> None:
+    def decided(self, state: RunState, tier: Tier, service_tier: ServiceTier) -> None:
         """A prompt that this edge sent was decided."""
         queued, refusal = state.queued, state.refusal
         level = 0
         if queued is not None:
             level = queued.ladder_level
-            self.decisions.labels(tier.value, "admitted", "", str(level)).inc()
+            decision, limit = "admitted", ""
+            if queued.output_percent < WHOLE_PERCENT:
+                self.shortened.labels(tier.value).inc()
             if queued.downgraded_from is not None:
                 self.downgrades.labels(tier.value, queued.downgraded_from).inc()
         elif refusal is not None:
             level = refusal.ladder_level
-            self.decisions.labels(tier.value, refusal.reason.value, refusal.limit, str(level)).inc()
+            decision, limit = refusal.reason.value, refusal.limit
         else:
             return  # Sent to the run of its key, or in conflict with it.
+        self.decisions.labels(tier.value, service_tier.value, decision, limit, str(level)).inc()
         self.ladder_level.set(level)
 
     def written(self, appended_ms: int) -> None:

@@ -26,7 +26,7 @@ from schemas.events.tokens import RunCancelled
 from schemas.ids import RunAddress, derived_event_id, mint_message_id, mint_run_id, run_address
 from schemas.run_fold import Ending
 from schemas.topics import ACCOUNTS, TOKENS
-from schemas.vocabulary import LANE_OF_TIER, CancelReason
+from schemas.vocabulary import CancelReason, Lane, lane_of
 
 DECISION_WAIT_S_MAX: Final = 10.0
 DRAIN_WAIT_S_MAX: Final = 0.5
@@ -50,6 +50,11 @@ class Submission:
     idempotency_key: str | None
     fingerprint: str
 
+    @property
+    def lane(self) -> Lane:
+        """Where its request will queue, if it is admitted."""
+        return lane_of(self.caller.tier, self.message.service_tier)
+
 
 async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     """Append the prompt and wait for the decision: the admitted run, perhaps another one that the key was bound to.
@@ -62,7 +67,7 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     edge.workers.sent(
         run.run_id,
         partition=run.address.partition,
-        lane=LANE_OF_TIER[submission.caller.tier],
+        lane=submission.lane,
         models=_candidates(submission),
     )
     clock = asyncio.get_running_loop().time
@@ -88,7 +93,9 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
             extra={"run_id": run.run_id},
         )
     edge.metrics.admission_wait.observe(clock() - sent_at)
-    edge.metrics.decided(run.transcript.state, submission.caller.tier)
+    edge.metrics.decided(
+        run.transcript.state, submission.caller.tier, submission.message.service_tier
+    )
     return await _decided(edge, run)
 
 
@@ -98,7 +105,7 @@ def _mint(edge: EdgeState, submission: Submission) -> LiveRun:
         submission.chat_id,
         partitions=edge.partitions,
         models=_candidates(submission),
-        lane=LANE_OF_TIER[submission.caller.tier],
+        lane=submission.lane,
         shares=edge.accounts.shares,
         draws=(secrets.randbelow(1 << 30), secrets.randbelow(1 << 30)),
     )
@@ -144,6 +151,7 @@ def _prompt(edge: EdgeState, submission: Submission, run_id: str) -> PromptSubmi
         sampling=message.sampling,
         stop=message.stop,
         on_busy=message.on_busy,
+        service_tier=message.service_tier,
         idempotency_key=submission.idempotency_key,
         fingerprint=submission.fingerprint,
         prompt_tokens=submission.prompt_tokens,

@@ -30,6 +30,18 @@ class Lane(StrEnum):
 LANE_OF_TIER: Final = {Tier.TEAM: Lane.TEAM, Tier.PLUS: Lane.PLUS, Tier.FREE: Lane.FREE}
 
 
+class ServiceTier(StrEnum):
+    """How soon an answer is wanted, as the client says. A flex one can wait for all others: nothing that anybody waits for needs it."""
+
+    DEFAULT = "default"
+    FLEX = "flex"
+
+
+def lane_of(tier: Tier, service_tier: ServiceTier) -> Lane:
+    """Where a prompt's request queues."""
+    return Lane.BACKGROUND if service_tier is ServiceTier.FLEX else LANE_OF_TIER[tier]
+
+
 class Role(StrEnum):
     """Who speaks in a message. A typed field: no text can forge it (requirement F2)."""
 

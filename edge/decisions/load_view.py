@@ -9,9 +9,11 @@ Rules:
   V3  Requests count as the tokens that they are expected to use, not as those they may: the worker reports what its requests use.
   V4  What was queued after a report's view counts on top of it: runs queued lately, by any edge as far as it is seen, and those
       that this edge has sent and nobody decided yet. What was refused does not count. What the worker did since the report is taken off.
+      The background lane waits for all others: its wait is until they have run empty, then its own.
   V5  Where no worker of the model is alive, the wait is what another needs to take over, then as long as it has been so already.
-  V6  Saturation is the time that all workers of a model together need for what waits, the largest of the models'. It is measured, so
-      it clears by itself; a model without any live worker says nothing as long as another has one.
+  V6  Saturation is the time that all workers of a model together need for what waits, the largest of the models'; what waits in the
+      background lane does not count, since it holds nobody up. It is measured, so it clears by itself; a model without any live
+      worker says nothing as long as another has one.
   V7  Pressure follows saturation upward at once, and downward one level at a time, after PRESSURE_HOLD_MS and below
       PRESSURE_LEAVE_SHARE of the level's step.
 """
@@ -26,7 +28,7 @@ from typing import Final
 
 from schemas.events.accounts import LaneLimits, LaneWait, LoadView
 from schemas.events.workers import LaneLoad, WorkerLoadReported
-from schemas.lane_shares import LANES_IN_ORDER, paces
+from schemas.lane_shares import LANES_IN_ORDER, paces, weight_of
 from schemas.vocabulary import Lane
 
 REPORT_AGE_MS_MAX: Final = 5_000
@@ -42,6 +44,8 @@ USED_SHARE: Final = 0.5
 TOKENS_PER_S: Final = 100.0
 """Guess until a worker was seen full: what it made while little was asked of it says too little, and would refuse people."""
 TOKENS_PER_S_MIN: Final = 10.0
+LAST_TOKENS_MIN: Final = 1.0
+"""What a lane that goes last has in front of it at least: by it the others' backlog is waited for."""
 TOKENS_NOTHING: Final = 1e-6
 WAIT_MS_MAX: Final = 3_600_000
 PRESSURE_STEPS_MS: Final = (2_000, 10_000, 30_000, 120_000)
@@ -137,7 +141,8 @@ def _model_load(model: str, workers: list[WorkerSeen], sent: list[Sent]) -> Mode
             mean = used_tokens(report, load.lane)
             requests[load.lane] += load.queued_requests + added[load.lane]
             tokens[load.lane] += load.queued_tokens + round(added[load.lane] * mean)
-            work += load.queued_tokens * used_share(report, load.lane) + added[load.lane] * mean
+            if load.lane is not Lane.BACKGROUND:
+                work += load.queued_tokens * used_share(report, load.lane) + added[load.lane] * mean
         work -= max(0, report.slots - report.busy) * used_tokens(report)
     return ModelLoad(
         owners=owners,
@@ -229,6 +234,8 @@ def wait_at(
         if load.lane is lane or not report.lanes:
             ahead += load.ahead_tokens * share + added
     ahead = max(0.0, ahead - max(0, free) * one)
+    if not weight_of(lane, shares):
+        ahead = max(ahead, LAST_TOKENS_MIN)
     done_s = max(0, now_ms - worker.appended_ms) / 1000
     drain_s = drain_s_of(ahead, lane, queued, coming=coming, shares=shares, rate=rate)
     return min(WAIT_MS_MAX, int(1000 * (one / rate + max(0.0, drain_s - done_s))))

@@ -12,11 +12,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from edge.decisions.problems import Refused, invalid, unprocessable
 from schemas.events.accounts import Sampling
-from schemas.vocabulary import OnBusy
+from schemas.vocabulary import OnBusy, ServiceTier
 
 BODY_BYTES_MAX: Final = 256 * 1024
 CONTENT_CHARS_MAX: Final = 128_000
@@ -52,10 +52,13 @@ _POST_FIELDS: Final = frozenset(
         "seed",
         "on_disconnect",
         "on_busy",
+        "service_tier",
         "stream",
         "background",
     }
 )
+WordT = TypeVar("WordT", OnBusy, ServiceTier)
+
 _NOT_IN_FINGERPRINT: Final = ("stream", "background", "on_disconnect")
 
 
@@ -79,6 +82,7 @@ class NewMessage:
     sampling: Sampling
     stop: tuple[str, ...]
     on_busy: OnBusy
+    service_tier: ServiceTier
     stream: bool
     background: bool
 
@@ -119,7 +123,8 @@ def read_new_message(body: object) -> NewMessage:
             seed=_whole(fields, "seed", 0, SEED_MAX),
         ),
         stop=_stops(fields),
-        on_busy=_on_busy(fields),
+        on_busy=_word(fields, "on_busy", OnBusy.REJECT),
+        service_tier=_word(fields, "service_tier", ServiceTier.DEFAULT),
         stream=not background and stream is not False,
         background=bool(background),
     )
@@ -251,13 +256,14 @@ def _stops(fields: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _on_busy(fields: Mapping[str, object]) -> OnBusy:
-    value = fields.get("on_busy")
+def _word(fields: Mapping[str, object], name: str, default: WordT) -> WordT:
+    value = fields.get(name)
     if value is None:
-        return OnBusy.REJECT
-    if not isinstance(value, str) or value not in set(OnBusy):
-        raise _wrong("on_busy", "one of " + ", ".join(OnBusy))
-    return OnBusy(value)
+        return default
+    words = type(default)
+    if not isinstance(value, str) or value not in set(words):
+        raise _wrong(name, "one of " + ", ".join(words))
+    return words(value)
 
 
 def _only_default(fields: Mapping[str, object], name: str, default: str) -> None:

@@ -19,7 +19,7 @@ from edge.auth import mint_token
 from infra.command.edge_client import EdgeClient, EdgeRefusedError
 from infra.secrets import load_secrets
 from infra.settings import exit_with_usage_error, read_settings_or_exit
-from schemas.vocabulary import Tier
+from schemas.vocabulary import ServiceTier, Tier
 
 TOKEN_TTL: Final = timedelta(days=1)
 READ_BYTES_MAX: Final = 65_536
@@ -30,6 +30,7 @@ Account = Annotated[str, typer.Option(help="Who asks.")]
 TierOption = Annotated[Tier, typer.Option(help="The account's tier.")]
 Url = Annotated[str, typer.Option(help="The edge; empty: this machine's, at TURNLOG_PORT.")]
 System = Annotated[str, typer.Option(help="The chat's system prompt.")]
+Flex = Annotated[bool, typer.Option(help="It can wait: answered where nobody else waits.")]
 MaxTokens = Annotated[int, typer.Option(help="Longest answer in tokens; 0: the tier's limit.")]
 
 
@@ -48,12 +49,13 @@ def ask(
     system: System = "",
     url: Url = "",
     max_tokens: MaxTokens = 0,
+    flex: Flex = False,
 ) -> None:
     """Ask one question and stream the answer into the terminal. Ctrl-C stops the answer, a second one the command."""
 
     async def run(client: EdgeClient, interrupts: Interrupts) -> None:
         chat = await client.call("POST", "/v1/chats", _chat(system))
-        await answer(client, interrupts, chat["id"], question, max_tokens)
+        await answer(client, interrupts, chat["id"], question, max_tokens, flex=flex)
 
     _with_client(run, account=account, tier=tier, url=url)
 
@@ -90,12 +92,20 @@ def _chat(system: str) -> dict[str, Any]:
 
 
 async def answer(
-    client: EdgeClient, interrupts: Interrupts, chat_id: str, question: str, max_tokens: int
+    client: EdgeClient,
+    interrupts: Interrupts,
+    chat_id: str,
+    question: str,
+    max_tokens: int,
+    *,
+    flex: bool = False,
 ) -> None:
     """Ask in a chat and print the answer as it comes. Raises EdgeRefusedError, and CancelledError where Ctrl-C ended the command."""
     body: dict[str, Any] = {"content": question}
     if max_tokens:
         body["max_output_tokens"] = max_tokens
+    if flex:
+        body["service_tier"] = ServiceTier.FLEX.value
     stop = _Stop(client, chat_id)
     with interrupts.go_to(stop):
         try:

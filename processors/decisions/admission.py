@@ -15,7 +15,9 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
   Q11 The prompt alone exceeds the tier's input maximum: refused, context_too_long. (The edge refuses these before.)
   Q12 Quota (rules N1 to N4) of the account and of the seat, whichever leaves less; the ladder may shorten the answer that is wished:
       refused, quota_exhausted.
-  Q13 The ladder sheds, the lane is full, or the wait is beyond the tier's maximum, by the edge's view of load: refused, overloaded.
+  Q13 The ladder leaves optional work out and the prompt is a flex one, or it sheds; the lane is full, or the wait in it is beyond the
+      tier's maximum, by the edge's view of load: refused, overloaded. A flex prompt's lane is the background one, so it waits for
+      everybody, and nobody for it.
   Q14 Else admitted: reserved, queued, handed on with the user's message; model and lane are fixed here, nobody chooses again.
       A refusal binds nothing, except that its run id is known: no key, no rate, no cancel.
 """
@@ -50,14 +52,13 @@ from schemas.vocabulary import (
     Lane,
     OnBusy,
     RefusalReason,
-    Tier,
+    ServiceTier,
+    lane_of,
 )
 
 RETRY_OPEN_RUNS_MS: Final = 2_000
 RETRY_OVERLOADED_MS_MIN: Final = 1_000
 RETRY_OVERLOADED_MS_MAX: Final = 60_000
-
-LANE_OF_TIER: Final = {Tier.TEAM: Lane.TEAM, Tier.PLUS: Lane.PLUS, Tier.FREE: Lane.FREE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class _Case:
     prompt: PromptSubmitted
     limits: LimitsChanged
     tier: TierLimits
+    lane: Lane
     level: int
     step: Step
     live: list[OpenReservation]
@@ -114,6 +116,7 @@ def decide_prompt(
         prompt=prompt,
         limits=limits,
         tier=tier,
+        lane=lane_of(prompt.tier, prompt.service_tier),
         level=level,
         step=step(limits, level, prompt.tier, prompt.load),
         live=[run for run in live if run not in interrupted] if interrupted else live,
@@ -139,9 +142,8 @@ def decide_prompt(
     given = _grant(case, choice, window)
     if isinstance(given, Refusal):
         return _refused(prompt, given, level)
-    lane = LANE_OF_TIER[prompt.tier]
-    ahead = _ahead(prompt, choice.model, lane)
-    if (full := _capacity(case, lane, ahead)) is not None:
+    ahead = _ahead(prompt, choice.model, case.lane)
+    if (full := _capacity(case, ahead)) is not None:
         return _refused(prompt, full, level)
     return _admitted(case, choice, window, given, ahead.wait_ms)
 
@@ -280,11 +282,13 @@ def _ahead(prompt: PromptSubmitted, model: str, lane: Lane) -> LaneWait:
     return LaneWait(model=model, lane=lane.value, wait_ms=0)
 
 
-def _capacity(case: _Case, lane: Lane, ahead: LaneWait) -> Refusal | None:
+def _capacity(case: _Case, ahead: LaneWait) -> Refusal | None:
     """Q13."""
-    bounds = case.limits.lanes.get(lane)
+    bounds = case.limits.lanes.get(case.lane)
     limit = ""
-    if case.step.shed:
+    if case.prompt.service_tier is ServiceTier.FLEX and not case.step.optional_work:
+        limit = "optional_work"
+    elif case.step.shed:
         limit = "ladder"
     elif bounds is not None and _reached(ahead.queued_requests, bounds.queued_requests_max):
         limit = "queued_requests_max"
@@ -312,7 +316,6 @@ def _admitted(
 ) -> list[AccountOutput]:
     """Q14."""
     prompt, tier, after = case.prompt, case.tier, case.after
-    lane = LANE_OF_TIER[prompt.tier]
     has_seats = tier.seats_max is not None or tier.seat_tokens_per_window is not None
     parent_id = prompt.parent_id
     deadline_ms = tier.run_deadline_ms
@@ -346,7 +349,7 @@ def _admitted(
             assistant_message_id=prompt.assistant_message_id,
             parent_id=parent_id,
             tier=prompt.tier,
-            lane=lane,
+            lane=case.lane,
             model=choice.model,
             input_budget_tokens=given.input_budget,
             granted_output_tokens=given.output,
@@ -356,13 +359,14 @@ def _admitted(
             after_run_id=after.run_id if after is not None else None,
             ladder_level=case.level,
             downgraded_from=choice.downgraded_from,
+            output_percent=case.step.output_percent,
         ),
         PromptAdmitted(
             run_id=prompt.run_id,
             account_id=prompt.account_id,
             chat_id=prompt.chat_id,
             tier=prompt.tier,
-            lane=lane,
+            lane=case.lane,
             model=choice.model,
             user_message_id=prompt.user_message_id,
             assistant_message_id=prompt.assistant_message_id,
@@ -378,6 +382,7 @@ def _admitted(
             after_message_id=after.assistant_message_id if after is not None else None,
             ladder_level=case.level,
             downgraded_from=choice.downgraded_from,
+            output_percent=case.step.output_percent,
             optional_work=case.step.optional_work,
         ),
     ]

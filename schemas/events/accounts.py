@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from schemas.events import Event, Part
-from schemas.vocabulary import FinishReason, Lane, OnBusy, Tier
+from schemas.vocabulary import FinishReason, Lane, OnBusy, ServiceTier, Tier
 
 
 class LaneWait(Part, frozen=True, kw_only=True):
@@ -68,6 +68,7 @@ class PromptSubmitted(Event, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     on_busy: OnBusy = OnBusy.REJECT
+    service_tier: ServiceTier = ServiceTier.DEFAULT
     idempotency_key: str | None = None
     fingerprint: str = ""
     prompt_tokens: dict[str, int] = msgspec.field(default_factory=dict)
@@ -136,7 +137,7 @@ class LadderLevel(Part, frozen=True, kw_only=True):
     """One step of the degradation ladder: entered at `enter_ms` of saturation, left below `leave_ms`.
 
     `output_percent_…` of the answer that would be granted is granted; `downgrade_…` to the model's smaller one; without `optional_work`
-    nothing is done that the answer does not need; `shed_…` refuses.
+    flex prompts are refused; `shed_…` refuses all.
     """
 
     enter_ms: int

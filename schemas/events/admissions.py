@@ -11,8 +11,8 @@ class PromptAdmitted(Event, frozen=True, kw_only=True):
     """The prompt will be answered: on this model and lane, within this input budget and grant (tokens).
 
     `deadline_ms` is counted from the append time of the run's RunQueued. `after_run_id`: it waits for the end of that run of its chat,
-    whose answer is `after_message_id`. `ladder_level` is the pressure at which it was decided; without `optional_work` nothing is
-    done for it that its answer does not need.
+    whose answer is `after_message_id`. `ladder_level` is the pressure at which it was decided, `output_percent` what that left of the
+    answer which would have been granted; without `optional_work` a flex prompt would have been refused.
     """
 
     run_id: str
@@ -35,6 +35,7 @@ class PromptAdmitted(Event, frozen=True, kw_only=True):
     after_message_id: str | None = None
     ladder_level: int = 0
     downgraded_from: str | None = None
+    output_percent: int = 100
     optional_work: bool = True
 
 

@@ -10,8 +10,8 @@ class RunQueued(Event, frozen=True, kw_only=True):
     """Admission let the run in. `deadline_ms` counts from this record's append time; `wait_ms` is an estimate.
 
     `quota_limited`: the quota, not the request, made the grant this short, so reaching it ends the run with `quota_reached`.
-    `after_run_id`: it starts when that run of its chat has ended. `ladder_level` is the pressure at which it was decided, and
-    `downgraded_from` the model that it would have had without.
+    `after_run_id`: it starts when that run of its chat has ended. `ladder_level` is the pressure at which it was decided;
+    without it the answer would have had `downgraded_from` as its model, and the grant of which `output_percent` is left.
     """
 
     run_id: str
@@ -31,6 +31,7 @@ class RunQueued(Event, frozen=True, kw_only=True):
     after_run_id: str | None = None
     ladder_level: int = 0
     downgraded_from: str | None = None
+    output_percent: int = 100
 
 
 class RunRedirected(Event, frozen=True, kw_only=True):

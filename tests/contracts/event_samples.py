@@ -70,6 +70,7 @@ from schemas.vocabulary import (
     Lane,
     OnBusy,
     RefusalReason,
+    ServiceTier,
     Tier,
 )
 
@@ -170,6 +171,7 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             sampling=Sampling(temperature=0.5, top_p=0.9, seed=1),
             stop=("END",),
             on_busy=OnBusy.REJECT,
+            service_tier=ServiceTier.FLEX,
             idempotency_key="key-1",
             fingerprint="f00d",
             prompt_tokens={MODEL: 12},
@@ -275,6 +277,7 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             after_message_id=ANSWER,
             ladder_level=2,
             downgraded_from="larger",
+            output_percent=50,
             optional_work=False,
         ),
     ),
@@ -355,6 +358,7 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             after_run_id=RUN,
             ladder_level=2,
             downgraded_from="larger",
+            output_percent=50,
         ),
     ),
     (TOKENS, RunRedirected(run_id=RUN, account_id=ACCOUNT, to_run_id=None)),

@@ -174,6 +174,8 @@ BODIES: Final = (
     _wrong("a number as background", "background", b"1"),
     _wrong("a number as on_busy", "on_busy", b"1"),
     _wrong("another on_busy", "on_busy", b'"wait"'),
+    _wrong("true as service_tier", "service_tier", b"true"),
+    _wrong("another service_tier", "service_tier", b'"priority"'),
     _wrong("another on_disconnect", "on_disconnect", b'"stay"'),
     _post(
         "stream and background",
@@ -486,7 +488,7 @@ def _taken(name: str, body: bytes, **headers: str) -> HttpCase:
 _LONGEST: Final = (
     b'{"content":"x","background":true,"model":"smollm2-135m","max_output_tokens":1000000,"temperature":2,"top_p":1,'
     b'"seed":9223372036854775807,"stop":["' + b'","'.join(bytes([c]) * 64 for c in b"abcd") + b'"],'
-    b'"parent_id":null,"on_busy":"reject","on_disconnect":"continue","stream":false}'
+    b'"parent_id":null,"on_busy":"reject","service_tier":"flex","on_disconnect":"continue","stream":false}'
 )
 
 ACCEPTED: Final = (

@@ -17,6 +17,7 @@ from edge.decisions.requests import (
     read_title,
 )
 from schemas.events.accounts import Sampling
+from schemas.vocabulary import ServiceTier
 
 
 def refused(body: object) -> tuple[int, str | None, str]:
@@ -33,6 +34,7 @@ def test_a_message_of_content_alone_has_the_defaults() -> None:
     assert message.sampling == Sampling()
     assert message.stop == ()
     assert message.parent_id is None
+    assert message.service_tier is ServiceTier.DEFAULT
 
 
 def test_all_fields_are_read() -> None:
@@ -47,6 +49,7 @@ def test_all_fields_are_read() -> None:
             "stop": ["a", "b"],
             "seed": 7,
             "on_busy": "reject",
+            "service_tier": "flex",
             "on_disconnect": "continue",
             "stream": False,
         }
@@ -54,6 +57,7 @@ def test_all_fields_are_read() -> None:
     assert message.sampling == Sampling(temperature=1.0, top_p=0.5, seed=7)
     assert message.stop == ("a", "b")
     assert message.max_output_tokens == 5
+    assert message.service_tier is ServiceTier.FLEX
     assert not message.stream
 
 
@@ -113,6 +117,10 @@ def test_a_policy_that_does_not_exist_yet_is_refused_by_name(name: str, value: o
         ("on_busy", "wait"),
         ("on_busy", 1),
         ("on_busy", ["enqueue"]),
+        ("service_tier", "auto"),
+        ("service_tier", ""),
+        ("service_tier", True),
+        ("service_tier", ["flex"]),
         ("on_disconnect", "explode"),
         ("on_disconnect", 5),
     ],
@@ -143,7 +151,10 @@ def test_limits_of_stops_and_seeds_themselves_are_taken() -> None:
 
 def test_null_is_absent() -> None:
     body = dict.fromkeys(
-        ("parent_id", "model", "max_output_tokens", "temperature", "stop", "stream", "on_busy")
+        (
+            *("parent_id", "model", "max_output_tokens", "temperature", "stop", "stream"),
+            *("on_busy", "service_tier"),
+        )
     )
     assert read_new_message({"content": "Hi", **body}) == read_new_message({"content": "Hi"})
 
@@ -165,6 +176,7 @@ def test_the_fingerprint_covers_path_and_body_but_not_the_delivery() -> None:
     assert fingerprint("/a", body) == fingerprint("/a", same)
     assert fingerprint("/a", body) != fingerprint("/b", body)
     assert fingerprint("/a", body) != fingerprint("/a", {**body, "content": "Ho"})
+    assert fingerprint("/a", body) != fingerprint("/a", {**body, "service_tier": "flex"})
 
 
 @pytest.mark.parametrize("text", ["", "0", "101", "-1", "1.5", "x", "٣", "1e3", "0000000001"])

@@ -30,7 +30,7 @@ from schemas.events.accounts import (
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReserved
 from schemas.events.tokens import Refusal, RunCancelled, RunEnded, RunQueued
-from schemas.vocabulary import CancelReason, Lane, OnBusy, RefusalReason, Tier
+from schemas.vocabulary import CancelReason, Lane, OnBusy, RefusalReason, ServiceTier, Tier
 from tests.decisions.account_samples import (
     ACCOUNT,
     DAY_MS,
@@ -268,6 +268,7 @@ def test_a_level_shortens_the_answer_and_says_so_in_every_event(tier: Tier, gran
     assert (run.model, run.granted_output_tokens) == ("large", granted)
     assert not run.quota_limited
     assert {reserved.ladder_level, run.ladder_level, admitted.ladder_level} == {1}
+    assert {run.output_percent, admitted.output_percent} == {granted}
     assert admitted.optional_work
 
 
@@ -316,6 +317,73 @@ def test_a_level_sheds_the_free_tier_while_those_who_pay_are_served() -> None:
 def test_who_names_no_model_gets_the_first_of_the_tier_that_was_counted() -> None:
     assert queued(Account(LADDERED).say("r", prompt_tokens=BOTH)).model == "large"
     assert queued(Account(LADDERED).say("r", prompt_tokens={MODEL: 5})).model == MODEL
+
+
+# Flex prompts
+
+FLEX = ServiceTier.FLEX
+
+
+def behind(**background: int) -> LoadView:
+    """Nobody waits in the lanes of the tiers; in the background lane these do."""
+    return LoadView(
+        waits=(
+            LaneWait(model=MODEL, lane="free", wait_ms=0),
+            LaneWait(model=MODEL, lane="background", **({"wait_ms": 0} | background)),
+        )
+    )
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_flex_prompt_of_any_tier_goes_into_the_background_lane_and_is_told_its_wait(
+    tier: Tier,
+) -> None:
+    outputs = Account(limits()).say("r", tier=tier, service_tier=FLEX, load=behind(wait_ms=4_000))
+    _, run, admitted = outputs
+    assert isinstance(run, RunQueued)
+    assert isinstance(admitted, PromptAdmitted)
+    assert {run.lane, admitted.lane} == {Lane.BACKGROUND}
+    assert (run.wait_ms, run.deadline_ms) == (4_000, 60_000)
+
+
+def test_a_level_without_optional_work_refuses_flex_prompts_and_no_others() -> None:
+    level = LadderLevel(enter_ms=10, leave_ms=5, optional_work=False)
+    account = Account(msgspec.structs.replace(limits(), ladder=Ladder(levels=(level,))), level=1)
+    found = refusal(account.say("r1", service_tier=FLEX, load=behind(wait_ms=3_000)))
+    assert (found.reason, found.limit, found.ladder_level) == (
+        RefusalReason.OVERLOADED,
+        "optional_work",
+        1,
+    )
+    assert (found.wait_ms, found.retry_after_ms) == (3_000, 3_000), "that of its own lane"
+    assert queued(account.say("r2", load=behind(wait_ms=3_000))).lane is Lane.FREE
+
+
+def test_a_flex_prompt_is_named_as_optional_also_where_its_tier_is_shed() -> None:
+    account = Account(LADDERED, level=2)
+    assert refusal(account.say("r", service_tier=FLEX)).limit == "optional_work"
+    assert (
+        refusal(account.say("s", service_tier=FLEX, tier=Tier.PLUS, prompt_tokens=BOTH)).limit
+        == "optional_work"
+    )
+
+
+@pytest.mark.parametrize(
+    ("background", "limit"),
+    [
+        ({"wait_ms": 5_001}, "queue_wait_ms_max"),
+        ({"queued_requests": 3}, "queued_requests_max"),
+        ({"queued_tokens": 900}, "queued_tokens_max"),
+    ],
+)
+def test_a_flex_prompt_is_refused_by_the_bounds_of_its_lane_while_others_of_the_account_go_on(
+    background: dict[str, int], limit: str
+) -> None:
+    lanes = {Lane.BACKGROUND: LaneLimits(queued_requests_max=3, queued_tokens_max=900)}
+    account = Account(msgspec.structs.replace(limits(), lanes=lanes))
+    found = refusal(account.say("r1", service_tier=FLEX, load=behind(**background)))
+    assert (found.reason, found.limit) == (RefusalReason.OVERLOADED, limit)
+    queued(account.say("r2", load=behind(**background)))
 
 
 # Limits that are lowered

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from random import Random
 from statistics import median
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +134,25 @@ def test_v2_a_lane_goes_at_its_share_until_the_others_are_empty() -> None:
     assert wait_of(crowd, Lane.PLUS) == 1_000, "nobody is before it in its lane"
 
 
+def test_v2_the_background_lane_waits_until_all_others_have_run_empty() -> None:
+    assert wait_of(worker(busy=3), Lane.BACKGROUND) == 0
+    crowd = worker(queued={Lane.TEAM: 8, Lane.FREE: 2, Lane.BACKGROUND: 5})
+    assert wait_of(crowd, Lane.BACKGROUND) == pytest.approx(16_000, abs=20)
+    assert wait_of(worker(queued={Lane.TEAM: 8}), Lane.BACKGROUND) == pytest.approx(9_000, abs=20)
+    alone = worker(queued={Lane.BACKGROUND: 5})
+    assert wait_of(alone, Lane.FREE) == 1_000, "nobody waits for what can wait"
+
+
+def test_v2_where_others_take_all_of_the_pace_the_background_lane_never_comes() -> None:
+    seen = worker(queued={Lane.PLUS: 1})
+    lanes = tuple(
+        msgspec.structs.replace(load, coming_tokens_per_s=300.0 if load.lane is Lane.PLUS else 0.0)
+        for load in seen.report.lanes
+    )
+    flooded = replace(seen, report=msgspec.structs.replace(seen.report, lanes=lanes))
+    assert wait_of(flooded, Lane.BACKGROUND) == WAIT_MS_MAX
+
+
 @given(st.dictionaries(st.sampled_from(Lane), st.floats(0, 10_000)), st.sampled_from(Lane))
 def test_v2_a_drain_lies_between_ones_own_work_and_everybodys(
     queued: dict[Lane, float], lane: Lane
@@ -217,6 +238,8 @@ def test_v6_saturation_is_the_work_of_all_over_the_pace_of_all_and_the_worst_mod
     assert saturation_ms(fleet_of([one, two, other], [], now_ms=NOW)) == 5_000
     assert saturation_ms(fleet_of([two], [], now_ms=NOW)) == 0
     assert saturation_ms(fleet_of([], [], now_ms=NOW)) is None
+    patient = worker("4", queued={Lane.TEAM: 10, Lane.BACKGROUND: 500})
+    assert saturation_ms(fleet_of([patient], [], now_ms=NOW)) == 10_000
 
 
 def test_v7_pressure_rises_at_once_and_falls_slowly_and_all_by_itself() -> None:

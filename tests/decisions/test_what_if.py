@@ -17,7 +17,7 @@ from schemas.events.accounts import (
     LoadView,
     ModelPolicy,
 )
-from schemas.vocabulary import OnBusy, RefusalReason, Tier
+from schemas.vocabulary import OnBusy, RefusalReason, ServiceTier, Tier
 from tests.decisions.account_samples import MODEL, NOON_MS, limits, prompt, usage
 
 ROOMY = limits("roomy", tokens_per_window=1_000_000, open_runs_max=50)
@@ -129,6 +129,21 @@ def test_another_ladder_is_folded_over_the_load_as_it_was() -> None:
     assert (was.downgraded, was.shortened, was.cost) == (0, 0, 30 * 300)
     assert (would_be.downgraded, would_be.shortened) == (1, 1)
     assert would_be.cost == 15 * 300 + 15 * 100
+
+
+def test_flex_prompts_would_have_been_the_first_to_be_refused() -> None:
+    level = LadderLevel(enter_ms=1_000, leave_ms=500, optional_work=False)
+    laddered = msgspec.structs.replace(ROOMY, version="laddered", ladder=Ladder(levels=(level,)))
+    busy = LoadView(saturation_ms=2_000)
+    records = log(
+        ROOMY,
+        prompt("r1", load=busy, service_tier=ServiceTier.FLEX),
+        prompt("r2", load=busy),
+        usage("r1"),
+        usage("r2"),
+    )
+    refused = f"{RefusalReason.OVERLOADED} (optional_work)"
+    assert free(what_if(records, laddered)) == ({ADMITTED: 2}, {ADMITTED: 1, refused: 1})
 
 
 def test_limits_that_were_lowered_on_the_log_cancel_only_what_was() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from infra.command.edge_client import EdgeClient, ServerEvent
 from infra.command.talk import Interrupts, answer
+from schemas.vocabulary import ServiceTier
 from tests.integration.edge_peers import EdgeProcess, ScriptedPeer
 from tests.integration.running import REPOSITORY, environment
 
@@ -60,6 +61,17 @@ async def test_ctrl_c_before_the_answer_begins_stops_it_as_soon_as_it_is_known(
         cancelled = await peer.cancels.get()
         assert cancelled.run_id == prompt.run_id
         assert await _line(ask.stderr) == "[cancelled]"
+        assert await ask.wait() == 0
+
+
+async def test_a_flex_question_says_that_it_can_wait(
+    edges: Edges, edge_home: Path, peer: ScriptedPeer
+) -> None:
+    async with _command(edge_home, edges[0], "ask", "Hi", "--flex") as ask:
+        prompt = await peer.next_prompt()
+        assert prompt.service_tier is ServiceTier.FLEX
+        await peer.answer(prompt, ["later"])
+        assert await _line(ask.stdout) == "later"
         assert await ask.wait() == 0
 
 
