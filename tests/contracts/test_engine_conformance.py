@@ -118,7 +118,8 @@ async def test_an_answer_resumed_by_ids_is_the_same_answer(kind: Kind) -> None:
     async with running(kind) as engine:
         whole, _ = await read(engine.submit(ask("whole")))
         for cut in (1, 7, 20, 33, 39):
-            said = whole[:cut]
+            # A reader that is slow gets several tokens in one delta.
+            said = [delta for delta in whole if delta.end <= cut] or whole[:1]
             count = said[-1].end
             resumed = replace(
                 ask(f"cut at {cut}"),
