@@ -13,6 +13,7 @@ from inference_workers.decisions import generation
 from inference_workers.decisions.generation import Phase
 from inference_workers.decisions.request_book import RequestBook
 from inference_workers.decisions.run_book import RunBook
+from inference_workers.decisions.waiting_room import WaitingRoom
 from processors.decisions import (
     account,
     account_partition,
@@ -61,6 +62,11 @@ def _drops_what_comes_meanwhile(book: Any, runs: Any) -> Any:
 
 _end_reading_back = RunBook.end_reading_back
 
+
+def _lets_what_was_lost_go(room: Any, run_id: str, **_: object) -> None:
+    room.lanes.finish(run_id, used_tokens=0)
+
+
 WORKER_MUTATIONS: Final = (
     Mutation(
         rule="G1: a later attempt says nothing before its fence has come back",
@@ -96,6 +102,12 @@ WORKER_MUTATIONS: Final = (
         rule="B3: what the tail brings while a run is read back waits and is folded after it",
         swaps=(swap(RunBook, "end_reading_back", _drops_what_comes_meanwhile),),
         faults=WORKER_ZOMBIES,
+        caught_by={"I13"},
+    ),
+    Mutation(
+        rule="W2: a run whose attempt was lost rests, and goes on",
+        swaps=(swap(WaitingRoom, "lost", _lets_what_was_lost_go),),
+        faults=LOSSES,
         caught_by={"I13"},
     ),
 )
