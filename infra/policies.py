@@ -18,6 +18,7 @@ import msgspec
 from infra.policy_checks import PolicyError, check_policy
 from schemas.events import Part
 from schemas.events.accounts import (
+    ContentPolicy,
     Ladder,
     LadderLevel,
     LaneLimits,
@@ -29,7 +30,7 @@ from schemas.vocabulary import Lane, Tier
 
 PACKAGED: Final = Path(__file__).with_name("policies.toml")
 POLICY_BYTES_MAX: Final = 65_536
-SECTIONS: Final = ("tiers", "lanes", "models", "ladder")
+SECTIONS: Final = ("tiers", "lanes", "models", "ladder", "content")
 
 PartT = TypeVar("PartT", bound=Part)
 
@@ -72,6 +73,7 @@ def parse_policies(
             },
             models=_models(_table(table, "models"), models),
             ladder=_ladder(_table(table, "ladder")),
+            content=_part(ContentPolicy, _table(table, "content"), "content"),
         )
         check_policy(found, models)
     except PolicyError as error:
@@ -83,15 +85,17 @@ def parse_policies(
 
 def version_of(limits: LimitsChanged) -> str:
     """A name of the content, whoever wrote it and in whatever order."""
-    body = msgspec.json.encode(
-        {
-            "tiers": {tier.value: limits.tiers[tier] for tier in Tier if tier in limits.tiers},
-            "lanes": {lane.value: limits.lanes[lane] for lane in Lane if lane in limits.lanes},
-            "models": dict(sorted(limits.models.items())),
-            "ladder": limits.ladder,
-        }
-    )
-    return hashlib.blake2b(body, digest_size=8).hexdigest()
+    content: dict[str, object] = {
+        "tiers": {tier.value: limits.tiers[tier] for tier in Tier if tier in limits.tiers},
+        "lanes": {lane.value: limits.lanes[lane] for lane in Lane if lane in limits.lanes},
+        "models": dict(sorted(limits.models.items())),
+        "ladder": limits.ladder,
+    }
+    if (
+        limits.content != ContentPolicy()
+    ):  # Without it a policy keeps the version that it had before there was a list.
+        content["content"] = limits.content
+    return hashlib.blake2b(msgspec.json.encode(content), digest_size=8).hexdigest()
 
 
 def policy_text(limits: LimitsChanged) -> str:
@@ -108,6 +112,7 @@ def policy_text(limits: LimitsChanged) -> str:
     lines += ["", "[ladder]", f"hold_ms = {ladder.hold_ms}"]
     for level in ladder.levels:
         lines += ["", "[[ladder.levels]]", *_fields(level)]
+    lines += ["", "[content]", *_fields(limits.content)]
     return "\n".join(lines) + "\n"
 
 

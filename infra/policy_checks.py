@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from schemas.blocked_phrases import PHRASE_CHARS_MAX, PHRASES_MAX, units
 from schemas.events import Part
 from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX, SEATS_MAX
-from schemas.events.accounts import Ladder, LadderLevel, LimitsChanged, ModelPolicy, TierLimits
+from schemas.events.accounts import (
+    ContentPolicy,
+    Ladder,
+    LadderLevel,
+    LimitsChanged,
+    ModelPolicy,
+    TierLimits,
+)
 from schemas.topics import RUN_DEADLINE_MS_MAX
 from schemas.vocabulary import Tier
 
@@ -64,6 +72,7 @@ def check_policy(limits: LimitsChanged, windows: Mapping[str, int]) -> None:
     if sum(share.floor_percent for share in limits.lanes.values()) > 100:
         raise PolicyError("lanes: the floor_percent of all lanes together exceed 100")
     _check_ladder(limits.ladder)
+    _check_content(limits.content)
 
 
 def _within(part: Part, at: str, bounds: Bounds) -> None:
@@ -176,3 +185,21 @@ def _check_steeper(at: str, level: LadderLevel, before: LadderLevel) -> None:
             raise PolicyError(f"{at}.{field} must be true, as at the level before")
     if level.optional_work and not before.optional_work:
         raise PolicyError(f"{at}.optional_work must be false, as at the level before")
+
+
+def _check_content(content: ContentPolicy) -> None:
+    at = "content.blocked_phrases"
+    if len(content.blocked_phrases) > PHRASES_MAX:
+        raise PolicyError(f"{at}: at most {PHRASES_MAX} phrases")
+    seen: dict[tuple[str, ...], int] = {}
+    for number, phrase in enumerate(content.blocked_phrases, start=1):
+        if not phrase.isprintable() or len(phrase) > PHRASE_CHARS_MAX:
+            raise PolicyError(
+                f"{at}[{number}] must be printable and at most {PHRASE_CHARS_MAX} characters"
+            )
+        row = units(phrase)
+        if not row:
+            raise PolicyError(f"{at}[{number}] is empty")
+        if row in seen:
+            raise PolicyError(f"{at}[{number}] is the same phrase as [{seen[row]}]")
+        seen[row] = number

@@ -25,7 +25,7 @@ from infra.policies import policy_text, read_policies
 from infra.policy_checks import PolicyError
 from infra.settings import exit_with_usage_error, kafka_bootstrap, read_settings_or_exit
 from processors.decisions.what_if import Recorded, Report, Tally, WhatIf, WhatWas
-from schemas.events.accounts import AccountEvent, LimitsChanged, PromptSubmitted
+from schemas.events.accounts import AccountEvent, LimitsChanged
 from schemas.topics import ACCOUNTS
 from schemas.vocabulary import Tier
 
@@ -139,14 +139,11 @@ async def _records(
         for record in batch:
             if not isinstance(record, LogRecord):
                 continue
-            event = cast("AccountEvent", record.event)
-            if isinstance(event, PromptSubmitted):
-                event = msgspec.structs.replace(event, content="")
             yield Recorded(
                 offset=record.offset,
                 appended_ms=record.appended_ms,
                 event_id=record.envelope.event_id,
-                event=event,
+                event=cast("AccountEvent", record.event),
             )
 
 

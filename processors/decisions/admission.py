@@ -12,7 +12,8 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
   Q9  The same for the seat; and in this window no more than `seats_max` seats.
   Q10 The model is not one of the tier's, or the edge counted no tokens for it: refused, model_not_allowed. Who names none gets the first
       of the tier's that was counted. The ladder may put the model's smaller one in its place (rules L1 to L4).
-  Q11 The prompt alone exceeds the tier's input maximum: refused, context_too_long. (The edge refuses these before.)
+  Q11 The prompt alone exceeds the tier's input maximum: refused, context_too_long. (The edge refuses these before.) Its text holds a
+      blocked phrase (rules B1 to B4): refused, content_blocked.
   Q12 Quota (rules N1 to N4) of the account and of the seat, whichever leaves less; the ladder may shorten the answer that is wished:
       refused, quota_exhausted.
   Q13 The ladder leaves optional work out and the prompt is a flex one, or it sheds; the lane is full, or the wait in it is beyond the
@@ -38,6 +39,7 @@ from processors.decisions.account_state import (
 from processors.decisions.ladder import Step, step
 from processors.decisions.quota import TokenGrant, Window, grant, headroom, window_at
 from processors.decisions.seats import in_window, seat_name, use_of
+from schemas.blocked_phrases import blocked_phrases
 from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX, OpenReservation
 from schemas.events.accounts import LaneWait, LimitsChanged, PromptSubmitted, TierLimits
 from schemas.events.admissions import PromptAdmitted, PromptRefused
@@ -137,6 +139,9 @@ def decide_prompt(
         return _refused(prompt, Refusal(reason=RefusalReason.MODEL_NOT_ALLOWED), level)
     if not 0 <= choice.needed <= tier.input_tokens_max:  # Q11
         refusal = Refusal(reason=RefusalReason.CONTEXT_TOO_LONG, limit="input_tokens_max")
+        return _refused(prompt, refusal, level)
+    if blocked_phrases(limits.content.blocked_phrases).in_text(prompt.content):
+        refusal = Refusal(reason=RefusalReason.CONTENT_BLOCKED, limit="blocked_phrases")
         return _refused(prompt, refusal, level)
     window = window_at(tier.window, command.appended_ms)
     given = _grant(case, choice, window)

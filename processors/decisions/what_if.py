@@ -43,7 +43,7 @@ ANSWER_TOKENS_GUESS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A record of the account log. The text of a prompt is not looked at."""
+    """A record of the account log. Of the text of a prompt only this is looked at: whether it holds a blocked phrase."""
 
     offset: int
     appended_ms: int

@@ -158,6 +158,12 @@ class Ladder(Part, frozen=True, kw_only=True):
     levels: tuple[LadderLevel, ...] = ()
 
 
+class ContentPolicy(Part, frozen=True, kw_only=True):
+    """What may not be said. A message that holds one of the phrases is refused, an answer ends before it (rules B1 to B4)."""
+
+    blocked_phrases: tuple[str, ...] = ()
+
+
 class LimitsChanged(Event, frozen=True, kw_only=True):
     """The policy from here on. A tier-wide change is written to every partition of the topic.
 
@@ -170,6 +176,7 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
     lanes: dict[Lane, LaneLimits] = msgspec.field(default_factory=dict)
     models: dict[str, ModelPolicy] = msgspec.field(default_factory=dict)
     ladder: Ladder = Ladder()
+    content: ContentPolicy = ContentPolicy()
 
 
 AccountEvent = PromptSubmitted | UsageMeasured | LimitsChanged

@@ -19,6 +19,7 @@ from schemas.events.account_snapshots import (
     WindowUse,
 )
 from schemas.events.accounts import (
+    ContentPolicy,
     Ladder,
     LadderLevel,
     LaneLimits,
@@ -141,6 +142,7 @@ _LIMITS: Final = LimitsChanged(
             ),
         ),
     ),
+    content=ContentPolicy(blocked_phrases=("bad word", HARD_TEXT)),
 )
 
 SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.models import MODELS
-from infra.policies import PACKAGED, POLICY_BYTES_MAX, parse_policies, read_policies
+from infra.policies import PACKAGED, POLICY_BYTES_MAX, parse_policies, policy_text, read_policies
 from infra.policy_checks import PolicyError
 from schemas.events.accounts import LimitsChanged
 from schemas.vocabulary import Lane, Tier
@@ -66,6 +66,17 @@ def test_the_version_names_the_content_whoever_wrote_it_and_however_it_is_laid_o
     assert parse(policy("[lanes.free]\nweight = 2")).version != version
     assert parse(policy("[models.large]\ncontext_tokens = 100")).version != version
     assert parse(policy(LEVEL)).version != version
+    assert parse(policy('[content]\nblocked_phrases = ["x"]')).version != version
+
+
+def test_a_policy_without_phrases_keeps_the_version_that_it_had_before_there_were_any() -> None:
+    assert parse(policy("[content]\nblocked_phrases = []")).version == parse(policy()).version
+    assert parse(policy()).version == "28722a8132672c73"
+
+
+def test_a_policy_with_phrases_survives_being_shown_and_read_again() -> None:
+    found = parse(policy('[content]\nblocked_phrases = ["bad word", "c++", "é\\"\\\\"]'))
+    assert parse(policy_text(found), by="test") == found
 
 
 @pytest.mark.parametrize(
@@ -159,6 +170,25 @@ def test_a_mistake_in_a_tier_names_its_field(changes: dict[str, str | None], exp
             "ladder.levels[2].optional_work must be false",
         ),
         ("[ladder", "Expected"),
+        ("[content]\nphrases = []", "content.phrases is unknown; there are blocked_phrases"),
+        ("[content]\nblocked_phrases = 3", "content.blocked_phrases: Expected `array`"),
+        (
+            f"[content]\nblocked_phrases = {[f'phrase {n}' for n in range(101)]}",
+            "content.blocked_phrases: at most 100 phrases",
+        ),
+        (
+            f'[content]\nblocked_phrases = ["fine", "{"x" * 65}"]',
+            "content.blocked_phrases[2] must be printable and at most 64",
+        ),
+        (
+            '[content]\nblocked_phrases = ["a\\nb"]',
+            "content.blocked_phrases[1] must be printable",
+        ),
+        ('[content]\nblocked_phrases = ["  "]', "content.blocked_phrases[1] is empty"),
+        (
+            '[content]\nblocked_phrases = ["Bad word", "x", " bad  WORD"]',
+            "content.blocked_phrases[3] is the same phrase as [1]",
+        ),
     ],
 )
 def test_a_mistake_anywhere_else_names_its_field(extra: str, expected: str) -> None:

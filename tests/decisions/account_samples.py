@@ -8,6 +8,7 @@ import msgspec
 
 from processors.decisions.account_state import AccountInput, Command
 from schemas.events.accounts import (
+    ContentPolicy,
     LaneWait,
     LimitsChanged,
     LoadView,
@@ -38,6 +39,12 @@ def limits(version: str = "v1", /, **changes: object) -> LimitsChanged:
     """The same limits for every tier."""
     tier = msgspec.structs.replace(TIER, **changes)
     return LimitsChanged(version=version, tiers=dict.fromkeys(Tier, tier), changed_by="test")
+
+
+def listed(*phrases: str, version: str = "listed") -> LimitsChanged:
+    """Roomy limits under which these phrases are blocked."""
+    roomy = limits(version, tokens_per_window=1_000_000, open_runs_max=50)
+    return msgspec.structs.replace(roomy, content=ContentPolicy(blocked_phrases=phrases))
 
 
 def prompt(

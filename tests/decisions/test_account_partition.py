@@ -51,7 +51,7 @@ from schemas.events.quotas import QuotaReleased, QuotaReserved
 from schemas.events.tokens import RunCancelled, RunEnded, RunQueued, RunRedirected
 from schemas.events.usage import UsageSettled
 from schemas.vocabulary import OnBusy, Tier
-from tests.decisions.account_samples import NOON_MS, limits, prompt, usage
+from tests.decisions.account_samples import NOON_MS, limits, listed, prompt, usage
 
 ACCOUNTS = ("anna", "ben")
 LIMITS = {
@@ -68,6 +68,7 @@ LIMITS = {
         seat_open_runs_max=1,
         seat_tokens_per_window=600,
     ),
+    "listed": listed("bad word"),
     "laddered": msgspec.structs.replace(
         limits("laddered", tokens_per_window=5_000, open_runs_max=9),
         ladder=Ladder(
@@ -95,6 +96,7 @@ PROMPTS = st.fixed_dictionaries(
         "on_busy": st.sampled_from(OnBusy),
         "seat": st.sampled_from((None, "s1", "s2")),
         "saturation": st.sampled_from((None, 0, 15, 25, 50)),
+        "content": st.sampled_from(("hello", "hello", "a bad word")),
     }
 )
 
@@ -228,6 +230,7 @@ class Partition(RuleBasedStateMachine):
                     ended_runs=tuple(runs if each["told"] else ()),
                     on_busy=each["on_busy"],
                     seat_id=each["seat"],
+                    content=each["content"],
                     load=LoadView(pressure=each["pressure"], saturation_ms=each["saturation"]),
                 )
             )

@@ -27,7 +27,7 @@ from schemas.events.accounts import (
 )
 from schemas.events.tokens import RunEnded
 from schemas.vocabulary import Lane, OnBusy, RefusalReason, Tier
-from tests.decisions.account_samples import ACCOUNT, MODEL, NOON_MS, command, limits, prompt
+from tests.decisions.account_samples import ACCOUNT, MODEL, NOON_MS, command, limits, listed, prompt
 
 ROOMY = {"tokens_per_window": 1_000_000, "open_runs_max": 50}
 
@@ -189,6 +189,13 @@ CASES: dict[str, tuple[Callable[[], Problem], int, str, str | None, str | None]]
         None,
         None,
     ),
+    "the text": (
+        lambda: refused(listed("bad word"), prompt("r", content="No BAD words. A bad\nWord.")),
+        400,
+        "content_blocked",
+        None,
+        None,
+    ),
     "the length": (
         lambda: refused(limits(**ROOMY), prompt("r", needed=301)),
         422,
@@ -223,9 +230,8 @@ def test_each_refusal_has_its_status_code_limit_and_time_to_come_back(case: str)
 
 
 def test_every_reason_that_admission_gives_has_a_case() -> None:
-    not_yet = {RefusalReason.CONTENT_BLOCKED}
     assert {code for _, _, code, _, _ in CASES.values()} == {
-        reason.value for reason in set(RefusalReason) - not_yet
+        reason.value for reason in RefusalReason
     }
 
 

@@ -18,7 +18,7 @@ from schemas.events.accounts import (
     ModelPolicy,
 )
 from schemas.vocabulary import OnBusy, RefusalReason, ServiceTier, Tier
-from tests.decisions.account_samples import MODEL, NOON_MS, limits, prompt, usage
+from tests.decisions.account_samples import MODEL, NOON_MS, limits, listed, prompt, usage
 
 ROOMY = limits("roomy", tokens_per_window=1_000_000, open_runs_max=50)
 
@@ -200,6 +200,7 @@ POLICIES: list[LimitsChanged] = [
     limits("tight", tokens_per_window=450),
     limits("one", open_runs_max=1),
     limits("rated", requests_per_minute=2, tokens_per_minute=500),
+    listed("hello"),
     limits("seated", seats_max=1, seat_tokens_per_window=500),
 ]
 
