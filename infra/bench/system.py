@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ TOKEN_TTL: Final = timedelta(hours=6)
 DEFAULT_CACHE: Final = Path(".turnlog/cache").absolute()
 PORT_FIRST: Final = 21_000
 PORT_LAST: Final = 32_000
+PORT_TRIES_MAX: Final = 100
 
 
 class BenchError(Exception):
@@ -65,7 +67,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 def free_port(taken: set[int]) -> int:
     """A free loopback port below the ephemeral range, where a restart could lose it to an outgoing connection."""
-    for port in range(PORT_FIRST, PORT_LAST):
+    for port in random.sample(range(PORT_FIRST, PORT_LAST), PORT_TRIES_MAX):
         if port in taken:
             continue
         with socket.socket() as probe:

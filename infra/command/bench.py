@@ -1,14 +1,16 @@
-"""`turnlog bench path|deltas`: measurements on this machine."""
+"""`turnlog bench path|deltas|admission`: measurements on this machine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from infra.bench.admission import Parts, bench_admission
 from infra.bench.deltas import bench_deltas
 from infra.bench.path import bench_path
 from infra.bench.system import BenchError
@@ -28,6 +30,38 @@ def path(seconds: Seconds = 15) -> None:
 def deltas(seconds: Seconds = 8) -> None:
     """Lateness of tokens at clients, at 100, 300 and rising numbers of streams."""
     _run(bench_deltas(seconds, Console(soft_wrap=True)))
+
+
+class Part(StrEnum):
+    """What `bench admission` measures."""
+
+    SPREAD = "spread"
+    HOT = "hot"
+    REFUSALS = "refusals"
+
+
+@bench.command()
+def admission(
+    seconds: Seconds = 5,
+    rate: Annotated[
+        list[int] | None, typer.Option(min=1, max=10_000, help="Prompts a second; several.")
+    ] = None,
+    part: Annotated[list[Part] | None, typer.Option(help="Only this one; several.")] = None,
+    profile: Annotated[
+        bool, typer.Option(help="Also sample the process at half the knee.")
+    ] = False,
+) -> None:
+    """Decision times of one process at rising rates, spread and on one key; refusals at twice what can be served."""
+    wanted = part or list(Part)
+    parts = Parts(
+        seconds=seconds,
+        rates=tuple(rate or ()),
+        spread=Part.SPREAD in wanted,
+        hot=Part.HOT in wanted,
+        refusals=Part.REFUSALS in wanted,
+        profile=profile,
+    )
+    _run(bench_admission(parts, Console(soft_wrap=True)))
 
 
 def _run(measurement: Coroutine[None, None, None]) -> None:

@@ -1,0 +1,51 @@
+"""That the benchmark of admission runs and prints figures, at a load that any machine bears. What the figures are is not judged."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from tests.integration.running import REPOSITORY, environment
+
+# The test itself may take 180 s.
+BENCH_WAIT_S = 170.0
+
+
+def bench_admission(*words: str) -> str:
+    """What `turnlog bench admission` prints; it ends with 0."""
+    done = subprocess.run(
+        (
+            sys.executable,
+            "-m",
+            "infra.command.main",
+            "bench",
+            "admission",
+            "--seconds",
+            "2",
+            *words,
+        ),
+        cwd=REPOSITORY,
+        env=environment({"COLUMNS": os.environ.get("COLUMNS", "200")}),
+        capture_output=True,
+        text=True,
+        timeout=BENCH_WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_decision_times_and_a_highest_rate_are_printed() -> None:
+    said = bench_admission("--rate", "20", "--part", "spread")
+    found = r"20 prompts/s  decision ms p50 +[0-9.]+  p99 +[0-9.]+ .* 40 decided"
+    assert re.search(found, said), said
+    assert re.search(r"with p99 < 100 ms: (0|20) prompts/s", said), said
+
+
+def test_refusals_at_twice_what_a_system_can_answer_are_printed() -> None:
+    said = bench_admission("--part", "refusals")
+    assert re.search(r"status line of an answer, ms +p50 +[0-9.]+ +p99", said), said
+    assert re.search(r"\d+ prompts: \d+ x ", said), said
+    assert re.search(r"queued at most \d+ \(", said), said
