@@ -63,7 +63,7 @@ async def test_nothing_of_a_partition_that_was_taken_away_is_acknowledged_and_it
     await asyncio.wait([waiting], timeout=0.01)
     assert not waiting.done()
     order.forget([0])
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
     assert lost.cancelled()
     kept.set_result(None)
     await asyncio.wait([loop.create_task(_turn())])
@@ -75,7 +75,7 @@ async def test_work_that_only_waits_leaves_its_place_to_others_within_a_bound() 
     waits, other = asyncio.get_running_loop().create_future(), asyncio.Event()
     order.add(Message(0, 0), waits)
     with order.set_aside():
-        await asyncio.wait_for(order.room(), 1)
+        await asyncio.wait_for(order.room(), 30)
         with pytest.raises(TooManyAside), order.set_aside():
             other.set()
         assert not other.is_set()
@@ -83,7 +83,7 @@ async def test_work_that_only_waits_leaves_its_place_to_others_within_a_bound() 
     await asyncio.wait([waiting], timeout=0.01)
     assert not waiting.done()
     waits.set_result(None)
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
 
 
 async def test_what_is_done_behind_work_that_waits_is_held_back_within_a_bound() -> None:
@@ -96,5 +96,5 @@ async def test_what_is_done_behind_work_that_waits_is_held_back_within_a_bound()
     await asyncio.wait([waiting], timeout=0.01)
     assert not waiting.done()
     waits.set_result(None)
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
     assert len(acknowledged) == 3

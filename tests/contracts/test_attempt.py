@@ -90,7 +90,7 @@ async def test_a_cancel_that_comes_while_a_prompt_too_long_is_being_ended_is_the
     log = SlowLog()
     run, _ = follow(NEW, QUEUED)
     settings = ScriptedSettings(model="m", slots=1, context_window=WINDOW, tokens_per_answer=5)
-    async with ScriptedEngine(settings) as engine, asyncio.timeout(10):
+    async with ScriptedEngine(settings) as engine, asyncio.timeout(30):
         attempt = Attempt(
             request=_request(WINDOW + 1),
             run=run,

@@ -15,12 +15,12 @@ async def serve(port: int) -> asyncio.Server:
 async def test_a_broker_that_listens_is_not_waited_for() -> None:
     (port,) = free_ports(1)
     async with await serve(port):
-        assert await broker_listens(f"127.0.0.1:1,127.0.0.1:{port}", wait_ms_max=5_000)
+        assert await broker_listens(f"127.0.0.1:1,127.0.0.1:{port}", wait_ms_max=30_000)
 
 
 async def test_a_broker_that_comes_later_is_waited_for() -> None:
     (port,) = free_ports(1)
-    waiting = asyncio.create_task(broker_listens(f"127.0.0.1:{port}", wait_ms_max=10_000))
+    waiting = asyncio.create_task(broker_listens(f"127.0.0.1:{port}", wait_ms_max=30_000))
     await asyncio.wait([waiting], timeout=0.05)
     assert not waiting.done()
     async with await serve(port):
@@ -29,5 +29,5 @@ async def test_a_broker_that_comes_later_is_waited_for() -> None:
 
 async def test_a_broker_that_never_comes_is_given_up_in_time() -> None:
     (port,) = free_ports(1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert not await broker_listens(f"127.0.0.1:{port}", wait_ms_max=300)

@@ -14,7 +14,7 @@ from infra.log.span_reader import SpanReader
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
 from tests.contracts.test_span_reader import mute_broker
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 EPOCH = 7
 
 

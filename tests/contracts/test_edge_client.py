@@ -10,7 +10,7 @@ import pytest
 
 from infra.command.edge_client import EdgeClient, EdgeRefusedError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 DRAINING = (
     b"HTTP/1.1 503 x\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
     b'{"error": {"message": "going away", "code": "draining"}}'

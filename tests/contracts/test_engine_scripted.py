@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,19 @@ async def test_a_cancelled_slot_that_is_never_confirmed_is_a_stalled_engine() ->
         with pytest.raises(Dead):
             await mute.wait_freed()
         assert engine.health() is EngineHealth.STALLED
+
+
+async def test_no_engine_is_blamed_while_its_whole_process_stands_still() -> None:
+    """A stopped process, a suspended machine: what the engine does meanwhile cannot be seen."""
+    settings = ScriptedSettings(token_delay_s=0.03, tokens_per_answer=20, stalled_after_s=0.08)
+    async with ScriptedEngine(settings) as engine:
+        stream = engine.submit(ask("r"))
+        for _ in range(5):
+            await next_delta(stream)
+            threading.Event().wait(0.15)  # The loop and all that is in it.
+        _, finish = await read(stream)
+        assert finish.reason is EndReason.STOP
+        assert engine.health() is EngineHealth.READY
 
 
 async def test_a_slow_confirmation_keeps_the_slot_and_its_delay_is_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from inference_workers.loopback_http import EVENT_BYTES_MAX, LoopbackPort
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

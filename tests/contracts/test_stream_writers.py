@@ -35,6 +35,7 @@ RUN = mint_run_id(
     random=bytes(RANDOM_BYTES),
 )
 GET = b"GET /run HTTP/1.1\r\nhost: x\r\n\r\n"
+PATIENCE_S = 60.0
 PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -100,7 +101,7 @@ class Stage:
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while not condition():  # noqa: ASYNC110 - a condition of the server's, with a deadline
                     await asyncio.sleep(0.005)
         except TimeoutError:
@@ -133,7 +134,7 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
         lifespan="off",
         log_config=None,
         ws="none",
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=int(PATIENCE_S),
     )
     server = EdgeServer(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
@@ -142,12 +143,12 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     yield stage
     streams.drain()
     server.should_exit = True
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, PATIENCE_S)
 
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     """Head and body of one chunked or sized response, parsed strictly."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         head = await reader.readuntil(b"\r\n\r\n")
         if b"content-length: " in head:
             length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
@@ -300,7 +301,7 @@ async def test_a_drain_completes_every_response_and_closes(stage: Stage) -> None
     for reader, writer in opened:
         _, body = await read_response(reader)
         assert body.endswith(b'{"text":"x","index":0,"count":1}\n\n')
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
         writer.close()
 
 
@@ -309,13 +310,13 @@ async def test_a_head_request_and_an_old_client_get_what_they_can_read(stage: St
     stage.say("x")
     stage.finish()
     reader, writer = await stage.connect(GET.replace(b"GET", b"HEAD") + PING)
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
     assert b"text/event-stream" in head
     assert (await read_response(reader))[1] == b'{"pong":true}'
     writer.close()
     if stage.server.config.http_protocol_class is EdgeProtocol:
         reader, writer = await stage.connect(GET.replace(b"1.1", b"1.0"))
-        whole = await asyncio.wait_for(reader.read(), 5)
+        whole = await asyncio.wait_for(reader.read(), PATIENCE_S)
         head, _, body = whole.partition(b"\r\n\r\n")
         assert b"chunked" not in head
         assert body.startswith(b"event: run.queued\n")

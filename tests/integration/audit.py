@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 
 from infra.log.records import LogRecord
 from infra.log.span_reader import SpanReader
 from schemas.ids import run_address
 from schemas.topics import TOKENS, Topic
-from tests.integration.running import REPOSITORY, RunningSystem, environment
+from tests.integration.processes import turnlog
+from tests.integration.running import RunningSystem
 
-VERIFY_WAIT_S = 90.0
 _COUNT = re.compile(r"^\s*(\S.*?)\s{2,}([\d,]+)\s*$")
 
 
@@ -36,16 +34,11 @@ class Audit:
 
 def audited(system: RunningSystem) -> Audit:
     """Run the command as a person would; fail where it does not end clean, with nothing open left."""
-    done = subprocess.run(
-        (sys.executable, "-m", "infra.command.main", "verify", "--settle-s", "30"),
-        cwd=REPOSITORY,
-        env=environment({"TURNLOG_HOME": str(system.home), "TURNLOG_KAFKA": system.bootstrap}),
-        capture_output=True,
-        text=True,
-        timeout=VERIFY_WAIT_S,
-        check=False,
+    done = turnlog(
+        *("verify", "--settle-s", "30"),
+        variables={"TURNLOG_HOME": str(system.home), "TURNLOG_KAFKA": system.bootstrap},
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{system.report()}"
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     found = (_COUNT.match(line) for line in done.stdout.splitlines())
     counts = {match[1]: int(match[2].replace(",", "")) for match in found if match}
     assert counts["open runs"] == counts["open reservations"] == 0, done.stdout

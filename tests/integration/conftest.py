@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from infra.command.topics import apply_topics
 from tests.integration.edge_peers import MODEL, EdgeProcess, ScriptedPeer, scripted_peer
+from tests.integration.processes import last_words, started_so_far
 from tests.integration.running import RunningBroker, RunningSystem
+from tests.reporting import PROCESSES
 
 SystemFactory = Callable[[Mapping[str, str]], RunningSystem]
+EdgeFactory = Callable[..., EdgeProcess]
+
+_begun = pytest.StashKey[int]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note which processes are older than the test."""
+    item.stash[_begun] = started_so_far()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what its processes said last."""
+    report = yield
+    if report.failed:
+        report.sections.append((PROCESSES, last_words(item.stash.get(_begun, 0))))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +97,21 @@ def edges(edge_home: Path, edge_bootstrap: str) -> Iterator[tuple[EdgeProcess, E
         for number in range(2)
     )
     yield first.wait_ready(), second.wait_ready()
-    first.end()
-    second.end()
+    assert (first.stop(), second.stop()) == (0, 0)
+
+
+@pytest.fixture
+def another_edge(edge_home: Path, edge_bootstrap: str) -> Iterator[EdgeFactory]:
+    """Start one more edge of that system, `another_edge(TURNLOG_PART="edge-7")`; it is ended with the test."""
+    started: list[EdgeProcess] = []
+
+    def start(**variables: str) -> EdgeProcess:
+        started.append(EdgeProcess(home=edge_home, bootstrap=edge_bootstrap, variables=variables))
+        return started[-1]
+
+    yield start
+    for edge in started:
+        edge.end()
 
 
 @pytest.fixture

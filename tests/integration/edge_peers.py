@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -43,11 +41,11 @@ from schemas.events.tokens import (
 from schemas.ids import derived_event_id
 from schemas.topics import ACCOUNTS, ADMISSIONS, CHATS, OUTCOMES, TOKENS, Topic
 from schemas.vocabulary import EndCause, EndWriter, FinishReason, Lane, Tier
-from tests.integration.running import REPOSITORY, environment, free_ports
-from tests.integration.waiting import eventually
+from tests.integration.processes import end_process, start_module
+from tests.integration.running import free_ports
+from tests.integration.waiting import PATIENCE_S, eventually
 
 MODEL: Final = "smollm2-135m"
-EDGE_START_S: Final = 30.0
 NONCE: Final = "nonce-1"
 
 
@@ -65,39 +63,35 @@ class EdgeProcess:
             "TURNLOG_PORT": str(self.port),
             "TURNLOG_LOW_DISK_MB": "0",
         }
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                (sys.executable, "-m", "edge.server"),
-                cwd=REPOSITORY,
-                env=environment({**chosen, **variables}),
-                stdout=log,
-                stderr=log,
-            )
+        self.process = start_module(
+            "edge.server", log=self.log_path, variables={**chosen, **variables}
+        )
 
     def wait_ready(self) -> Self:
         """Wait until it serves."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the edge ended early:\n{self.log_path.read_text()}")
+                raise RuntimeError(f"the edge ended early ({self.process.returncode})")
             with suppress(httpx.TransportError):
-                return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+                return httpx.get(f"{self.url}/readyz", timeout=PATIENCE_S).status_code == 200
             return False
 
-        eventually(ready, within_s=EDGE_START_S, what="the edge is ready")
+        eventually(ready, what="the edge is ready")
         return self
 
-    def end(self, number: signal.Signals = signal.SIGTERM, *, within_s: float = 10.0) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send the signal, wait for the end and give the exit code."""
-        if self.process.poll() is None:
-            os.kill(self.process.pid, number)
-            try:
-                self.process.wait(timeout=within_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise AssertionError(f"did not end:\n{self.log_path.read_text()}") from None
-        return self.process.returncode
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait until it ends by itself; its exit code."""
+        return self.process.wait(timeout=PATIENCE_S)
+
+    def end(self) -> None:
+        """However it stands."""
+        end_process(self.process)
 
 
 class ScriptedPeer:
@@ -249,7 +243,7 @@ class ScriptedPeer:
 
     async def next_prompt(self) -> PromptSubmitted:
         """The next prompt that an edge has appended."""
-        return await asyncio.wait_for(self.prompts.get(), 10)
+        return await asyncio.wait_for(self.prompts.get(), PATIENCE_S)
 
     def token(self, account: str, *, tier: Tier = Tier.PLUS, ttl_s: float = 3600) -> str:
         """A token of this system."""
@@ -263,7 +257,7 @@ class ScriptedPeer:
     def client(self, edge: EdgeProcess, account: str = "anna") -> httpx.AsyncClient:
         """An HTTP client of one account on one edge."""
         headers = {"authorization": f"Bearer {self.token(account)}"}
-        return httpx.AsyncClient(base_url=edge.url, headers=headers, timeout=20)
+        return httpx.AsyncClient(base_url=edge.url, headers=headers, timeout=PATIENCE_S)
 
     async def _read_prompts(self, tail: Tail) -> None:
         while True:
@@ -434,11 +428,9 @@ class OpenStream:
         """The body so far."""
         return self._body
 
-    async def until(
-        self, condition: Callable[[list[SseEvent]], bool], *, within_s: float = 10
-    ) -> None:
+    async def until(self, condition: Callable[[list[SseEvent]], bool]) -> None:
         """Wait until the events so far fulfil the condition."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition(self.events):
                 assert self._task is not None
                 assert not self._task.done(), f"ended with {self.status}: {self._body[-300:]!r}"
@@ -449,9 +441,9 @@ class OpenStream:
         """Wait until this is the text so far."""
         await self.until(lambda events: text_of(events) == text)
 
-    async def to_end(self, *, within_s: float = 10) -> list[SseEvent]:
+    async def to_end(self) -> list[SseEvent]:
         """Wait for the end of the stream and give all events."""
         assert self._task is not None
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait([self._task])
         return self.events

@@ -17,9 +17,7 @@ from infra.command.edge_client import EdgeClient, EdgeRefusedError, ServerEvent
 from infra.secrets import load_secrets
 from schemas.vocabulary import Tier
 from tests.integration.running import RunningSystem
-from tests.integration.waiting import eventually_async
-
-ANSWER_WAIT_S = 60.0
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 T = TypeVar("T")
 
@@ -60,7 +58,7 @@ class Reading:
     async def read(self, events: AsyncIterator[ServerEvent], *, deltas: int | None = None) -> Self:
         """Read to the end, or until `deltas` more deltas have come."""
         seen = 0
-        async with asyncio.timeout(ANSWER_WAIT_S):
+        async with asyncio.timeout(2 * PATIENCE_S):
             async for event in events:
                 self.frames.append(event)
                 seen += event.name == "message.delta"
@@ -83,7 +81,7 @@ class Person:
     async def ask_until_answered(self, content: str, **fields: Any) -> tuple[str, Reading]:
         """As `ask`, by a client that comes back with its idempotency key while the system is not there."""
         key = uuid.uuid4().hex
-        async with asyncio.timeout(ANSWER_WAIT_S):
+        async with asyncio.timeout(2 * PATIENCE_S):
             chat_id = await self._until_answered(self.new_chat)
             return chat_id, await self._until_answered(
                 lambda: Reading().read(
@@ -140,6 +138,15 @@ class Person:
         found: dict[str, Any] = await self.client.call("GET", "/v1/quota")
         return found
 
+    async def is_settled(self) -> None:
+        """Wait until nothing of the account is under way any more."""
+
+        async def settled() -> bool:
+            quota = await self.quota()
+            return (quota["reserved"], quota["open_runs"]) == (0, 0)
+
+        await eventually_async(settled, what="nothing is reserved")
+
     async def settles_at(self, tokens: int) -> None:
         """Wait until the account has settled exactly these tokens and reserves none (invariants I5, I6)."""
 
@@ -154,7 +161,7 @@ class Person:
             assert (quota["settled"], *rest) == (tokens, 0, 0), quota
             return True
 
-        await eventually_async(settled, within_s=20, what=f"{tokens} tokens are settled")
+        await eventually_async(settled, what=f"{tokens} tokens are settled")
 
 
 @asynccontextmanager
@@ -178,7 +185,7 @@ async def person(
     async with (
         EdgeClient(url=url, token=token) as client,
         httpx.AsyncClient(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S
         ) as http,
     ):
         yield Person(client, http)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +24,12 @@ from schemas.events.tokens import (
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
 from schemas.topics import TOKENS, Topic
 from schemas.vocabulary import EndCause, EndWriter, Lane, Tier
-from tests.integration.running import REPOSITORY, environment
-from tests.integration.waiting import eventually
+from tests.integration.processes import end_process, start_module
+from tests.integration.waiting import PATIENCE_S, eventually
 
 PARTITIONS: Final = 2
 ID_KEY: Final = b"k" * 32
 ACCOUNT: Final = "acc-1"
-READY_S: Final = 30.0
 
 
 class PartProcess:
@@ -50,22 +46,14 @@ class PartProcess:
         name = f"{module.rpartition('.')[2]}-{secrets.token_hex(3)}"
         self._ready = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
-        overrides = {
+        chosen = {
             "TURNLOG_HOME": str(folder),
             "TURNLOG_KAFKA": bootstrap,
             "TURNLOG_SESSION_MS": "3000",
             "TURNLOG_READY_FILE": str(self._ready),
             **(variables or {}),
         }
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                (sys.executable, "-m", module),
-                cwd=REPOSITORY,
-                env=environment(overrides),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self.process = start_module(module, log=self._log, variables=chosen)
 
     def __enter__(self) -> Self:
         return self
@@ -76,17 +64,15 @@ class PartProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            os.kill(self.process.pid, signal.SIGCONT)
-            self.process.wait()
+        end_process(self.process)
 
     def wait_ready(self) -> None:
         def ready() -> bool:
-            assert self.process.poll() is None, self.log()
+            if self.process.poll() is not None:
+                raise RuntimeError(f"it ended early ({self.process.returncode})")
             return self._ready.exists()
 
-        eventually(ready, within_s=READY_S, what=f"ready:\n{self.log()}")
+        eventually(ready, what="it is ready")
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -98,7 +84,11 @@ class PartProcess:
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.terminate()
-        return self.process.wait(timeout=15)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait until it ends by itself; its exit code."""
+        return self.process.wait(timeout=PATIENCE_S)
 
     def log(self) -> str:
         return self._log.read_text("utf-8", "replace")

@@ -18,23 +18,17 @@ from typing import Final
 import psutil
 
 from infra.embedded.kafka import BrokerPlan, prepare_broker, wait_until_serving
-from infra.supervisor import tether
-from infra.supervisor.home import ProcessState, SystemState, live_process, read_state
-from tests.integration.waiting import eventually
+from infra.supervisor.home import ProcessState, SystemState, read_state
+from tests.integration.processes import end_process, shared_jar_cache, start_process
+from tests.integration.waiting import PATIENCE_S, eventually
 
-REPOSITORY: Final = Path(__file__).parents[2]
 # Below the range that the kernel gives to outgoing connections, so that a restart finds it free.
 PORTS: Final = range(20_000, 32_000)
 BROKER_START_S: Final = 60.0
 SYSTEM_START_S: Final = 120.0
-SYSTEM_STOP_S: Final = 12.0
-LOG_TAIL_LINES: Final = 15
-COMMAND_WAIT_S: Final = 60.0
 
 
-def shared_jar_cache() -> Path:
-    """The jars of TURNLOG_CACHE, else of the default home of this checkout, fetched once."""
-    return Path(os.environ.get("TURNLOG_CACHE") or REPOSITORY / ".turnlog" / "cache").absolute()
+_given: set[int] = set()
 
 
 def free_ports(count: int) -> tuple[int, ...]:
@@ -42,34 +36,16 @@ def free_ports(count: int) -> tuple[int, ...]:
     found: list[int] = []
     while len(found) < count:
         port = random.choice(PORTS)
+        if port in _given:
+            continue
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        if port not in found:
-            found.append(port)
+        _given.add(port)
+        found.append(port)
     return tuple(found)
-
-
-def environment(overrides: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment, with no TURNLOG_ variable but those given and the cache."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNLOG_")}
-    return {**kept, "TURNLOG_CACHE": str(shared_jar_cache()), **overrides}
-
-
-def turnlog(*words: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run the command as a person would, to its end."""
-    return subprocess.run(
-        (sys.executable, "-m", "infra.command.main", *words),
-        cwd=REPOSITORY,
-        env=environment(variables),
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_WAIT_S,
-        check=False,
-    )
 
 
 def processes_of(home: Path) -> list[int]:
@@ -107,24 +83,27 @@ class RunningBroker:
         """Start without waiting."""
         assert self._process is None
         command = prepare_broker(self.plan, progress=print)
-        tied = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()))
-        with (self.plan.logs / "kafka.out").open("ab") as log:
-            self._process = subprocess.Popen((*tied, *command.argv), stdout=log, stderr=log)
+        logs = self.plan.logs
+        self._process = start_process(
+            *command.argv, log=logs / "kafka.out", logs=logs, variables={}
+        )
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def stop(self, number: signal.Signals) -> None:
         """Send the signal and wait until the process is gone."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(timeout=PATIENCE_S)
+        self._process = None
+
+    def end(self) -> None:
+        """However it stands, leave nothing behind. For the end of a test."""
         if self._process is not None:
-            self._process.send_signal(number)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end_process(self._process)
             self._process = None
 
 
@@ -156,30 +135,24 @@ class RunningSystem:
             "TURNLOG_EDGE_PORTS": ",".join(map(str, self._edge_ports)),
             "TURNLOG_ENGINE": "scripted",
         }
-        with self._output.open("ab") as output:
-            self._process = subprocess.Popen(
-                (sys.executable, "-m", "infra.command.main", "up"),
-                cwd=REPOSITORY,
-                env=environment({**chosen, **given}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = start_process(
+            *(sys.executable, "-m", "infra.command.main", "up"),
+            log=self._output,
+            logs=self.home / "logs",
+            variables={**chosen, **given},
+            own_session=True,
+        )
 
-    def wait_ready(self, *, within_s: float = SYSTEM_START_S) -> None:
+    def wait_ready(self) -> None:
         """Return when every part has been ready; fail when the supervisor ends first."""
 
         def ready() -> bool:
             if self.supervisor.poll() is not None:
-                raise RuntimeError(f"turnlog up ended early:\n{self.report()}")
+                raise RuntimeError("turnlog up ended early")
             state = self.state()
             return state is not None and state.ready and state.supervisor_pid == self.pid
 
-        try:
-            eventually(ready, within_s=within_s, what="the system is ready")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.report()}") from None
+        eventually(ready, within_s=SYSTEM_START_S, what="the system is ready")
 
     @property
     def supervisor(self) -> subprocess.Popen[bytes]:
@@ -220,7 +193,7 @@ class RunningSystem:
             parts = state.parts if state is not None else ()
             return next((part for part in parts if part.name == name), None)
 
-        return eventually(found, within_s=30, what=f"a process is the part {name}")
+        return eventually(found, what=f"a process is the part {name}")
 
     def parts(self) -> tuple[str, ...]:
         """The names of the parts that have a process now."""
@@ -233,24 +206,21 @@ class RunningSystem:
         os.kill(pid, number)
         return pid
 
-    def wait_restarted(self, name: str, *, old_pid: int, within_s: float = 60) -> int:
+    def wait_restarted(self, name: str, *, old_pid: int) -> int:
         """Return the pid of the part once another process than old_pid is it, and is ready."""
 
         def fresh() -> int | None:
             part = self.part(name)
             return part.pid if part.pid != old_pid and part.ready else None
 
-        return eventually(fresh, within_s=within_s, what=f"{name} runs again")
+        return eventually(fresh, what=f"{name} runs again")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
         """Stop everything; return the exit code and the seconds it took."""
         process = self.supervisor
         asked = time.monotonic()
         process.send_signal(number)
-        try:
-            code = process.wait(timeout=SYSTEM_STOP_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"did not stop in {SYSTEM_STOP_S} s:\n{self.report()}") from None
+        code = process.wait(timeout=PATIENCE_S)
         self._process = None
         return code, time.monotonic() - asked
 
@@ -269,28 +239,16 @@ class RunningSystem:
         path = self.home / "logs" / f"{name}.log"
         return path.read_text("utf-8", "replace") if path.exists() else ""
 
-    def report(self) -> str:
-        """The output and the end of every log, for a failure."""
-        pieces = [self.output()]
-        for path in sorted((self.home / "logs").glob("*.*")):
-            lines = path.read_text("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
-            pieces.append("\n".join([f"--- {path.name}", *lines]))
-        return "\n".join(pieces)
-
     def end(self) -> None:
-        """However it stands, leave nothing behind. For the end of a test."""
-        process = self._process
-        state = self.state()
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(timeout=SYSTEM_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for part in state.parts if state is not None else ():
-            left = live_process(part.pid, part.created_s)
-            if left is not None:
-                left.kill()
-        self._process = None
+        """However it stands, leave nothing behind. For the end of a test, so nobody is asked to drain."""
+        if self._process is not None:
+            end_process(self._process)
+            self._process = None
+        eventually(lambda: not self._killed(), what="every process of the home is gone")
+
+    def _killed(self) -> list[int]:
+        left = processes_of(self.home)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return left

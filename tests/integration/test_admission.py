@@ -96,7 +96,7 @@ def prompt(account: str, **changes: object) -> PromptSubmitted:
     return msgspec.structs.replace(made, **changes)
 
 
-async def decision(log: Log, run_id: str, *, within_s: float = 10) -> Event:
+async def decision(log: Log, run_id: str) -> Event:
     """RunQueued, RunEnded or RunRedirected of this run: exactly one, by event id."""
 
     async def decided() -> Event | None:
@@ -108,7 +108,7 @@ async def decision(log: Log, run_id: str, *, within_s: float = 10) -> Event:
         assert len(found) <= 1, found
         return found[0] if found else None
 
-    return await eventually_async(decided, within_s=within_s, what=f"{run_id} is decided")
+    return await eventually_async(decided, what=f"{run_id} is decided")
 
 
 async def fold(log: Log) -> tuple[dict[str, AccountOutput], dict[str, AccountState]]:
@@ -206,7 +206,7 @@ async def until_saved(log: Log) -> None:
         }
         return await saved(log) == accounts and len(kept) == PARTITIONS
 
-    await eventually_async(all_saved, within_s=20, what="every account is saved")
+    await eventually_async(all_saved, what="every account is saved")
 
 
 async def test_processes_killed_in_mid_stream_decide_every_prompt_once(
@@ -238,7 +238,7 @@ async def test_processes_killed_in_mid_stream_decide_every_prompt_once(
         async def reached() -> bool:
             return sent >= count
 
-        await eventually_async(reached, within_s=30, what=f"{count} prompts are sent")
+        await eventually_async(reached, what=f"{count} prompts are sent")
 
     with PartProcess(ADMISSION, tmp_path, bootstrap=bootstrap) as first:
         first.wait_ready()
@@ -260,7 +260,7 @@ async def test_processes_killed_in_mid_stream_decide_every_prompt_once(
                 kinds = (RunQueued, RunEnded, RunRedirected)
                 return runs <= {event.run_id for event in found if isinstance(event, kinds)}
 
-            await eventually_async(all_decided, within_s=25, what="every prompt is decided")
+            await eventually_async(all_decided, what="every prompt is decided")
             third.send(signal.SIGCONT)
             for event in (await written(log)).values():
                 if isinstance(event, RunQueued) and event.run_id in runs:
@@ -333,7 +333,7 @@ async def test_bad_records_are_parked_and_the_partition_goes_on(
         async def all_parked() -> bool:
             return len(await log.read_dead(ACCOUNTS)) == parked_before + 6
 
-        await eventually_async(all_parked, within_s=10, what="six records are parked")
+        await eventually_async(all_parked, what="six records are parked")
         assert stray.run_id not in {getattr(e, "run_id", "") for e in (await written(log)).values()}
         assert admission.stop() == 0, admission.log()
 
@@ -353,6 +353,6 @@ async def test_a_process_that_finds_a_hole_in_its_log_ends_without_going_on(
     await admin.delete_records({source: RecordsToDelete(before_offset=end - 1)})
     await admin.close()
     with PartProcess(ADMISSION, tmp_path, bootstrap=bootstrap) as admission:
-        code = await asyncio.to_thread(admission.process.wait, 20)
+        code = await asyncio.to_thread(admission.ended)
         assert code == DEFECT_EXIT
         assert "HoleInLog" in admission.log()

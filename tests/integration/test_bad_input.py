@@ -23,8 +23,9 @@ from tests.contracts.http_cases import ACCEPTED, HttpCase
 from tests.integration.audit import audited
 from tests.integration.edge_peers import EdgeProcess
 from tests.integration.people import Person, Reading, person
-from tests.integration.running import RunningSystem, processes_of, turnlog
-from tests.integration.waiting import eventually_async
+from tests.integration.processes import turnlog
+from tests.integration.running import RunningSystem, processes_of
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 PARTITIONS = 12
 VARIABLES = {
@@ -109,7 +110,7 @@ async def test_what_is_no_event_is_parked_once_and_its_partition_goes_on(
                 assert await parked_by_topic(each, topic) == before + len(wanted)
             return True
 
-        await eventually_async(counted, within_s=20, what="all of it is parked and counted")
+        await eventually_async(counted, what="all of it is parked and counted")
 
     # A second parker would have had its time: it sees what the first one saw.
     found = (await raw_records(running, dead))[before:]
@@ -139,7 +140,7 @@ async def test_a_record_as_large_as_the_broker_takes_is_parked_with_its_beginnin
         newest = (await raw_records(running, dead))[-1]
         return (H_SOURCE, source) in newest.headers and newest.value == b"x" * 900_000
 
-    await eventually_async(parked, within_s=20, what="it is parked")
+    await eventually_async(parked, what="it is parked")
     async with person(running) as ada:
         _, reading = await ada.ask("Does it go on?")
         assert reading.end["status"] == "done"
@@ -171,7 +172,7 @@ async def raw_records(running: RunningSystem, topic: Topic) -> list:  # type: ig
         for source in sources:
             consumer.seek(source, firsts[source])
         found: list = []  # type: ignore[type-arg]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while len(found) < sum(ends[s] - firsts[s] for s in sources):
                 for batch in (await consumer.getmany(timeout_ms=100)).values():
                     found.extend(batch)
@@ -207,6 +208,7 @@ async def test_an_edge_that_is_short_of_disk_refuses_what_would_append_and_reads
             variables={"TURNLOG_LOW_DISK_MB": "1000000", "TURNLOG_PART": "edge-9"},
         ).wait_ready()
         try:
+            await ada.is_settled()  # The last that is appended of her question.
             before = await ends(running)
             async with httpx.AsyncClient(base_url=low.url, headers=ada.http.headers) as client:
                 for path, body in (
@@ -272,7 +274,7 @@ async def test_a_chat_works_from_its_first_moment_though_the_projector_stands_st
             answer = await elsewhere.http.get(f"/v1/chats/{chat_id}/messages")
             return answer.status_code == 200 and bool(answer.json()["data"] == shown)
 
-        await eventually_async(stored, within_s=30, what="the store tells the same")
+        await eventually_async(stored, what="the store tells the same")
 
 
 @pytest.mark.timeout(300)

@@ -88,7 +88,7 @@ async def test_cancel_before_the_run_is_queued(system: SystemFactory) -> None:
                 prompts = [r.event for r in records if isinstance(r.event, PromptSubmitted)]
                 return prompts[-1].run_id if prompts else None
 
-            run_id = await eventually_async(submitted, within_s=10, what="the prompt is on the log")
+            run_id = await eventually_async(submitted, what="the prompt is on the log")
             await ada.cancel(chat_id, run_id)
         finally:
             running.kill("admission", signal.SIGCONT)

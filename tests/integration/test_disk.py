@@ -16,7 +16,8 @@ import pytest
 from infra.command.edge_client import EdgeRefusedError
 from tests.integration.audit import audited
 from tests.integration.people import Reading, person
-from tests.integration.running import RunningSystem, processes_of, turnlog
+from tests.integration.processes import turnlog
+from tests.integration.running import RunningSystem, processes_of
 
 MIB = 1024 * 1024
 DISK_MIB = 256

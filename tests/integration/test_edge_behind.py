@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import signal
-from pathlib import Path
 
 import httpx
 import pytest
 
 from schemas.ids import RANDOM_BYTES, mint_chat_id
 from schemas.vocabulary import CancelReason
+from tests.integration.conftest import EdgeFactory
 from tests.integration.edge_peers import (
     EdgeProcess,
     OpenStream,
@@ -21,7 +21,7 @@ from tests.integration.edge_peers import (
     parse_events,
     text_of,
 )
-from tests.integration.waiting import eventually_async
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 Edges = tuple[EdgeProcess, EdgeProcess]
 
@@ -58,7 +58,7 @@ async def test_a_client_sees_its_own_chats_though_the_store_has_nothing_of_them(
         async def same() -> bool:
             return await _titles(one) == await _titles(two) == ["renamed", "first"]
 
-        await eventually_async(same, within_s=10, what="the store tells the same")
+        await eventually_async(same, what="the store tells the same")
         assert (await two.get(f"/v1/chats/{made[1]}")).status_code == 404
 
 
@@ -79,9 +79,9 @@ async def test_an_id_that_was_never_used_is_unknown_where_the_store_is_not_behin
 
 
 @pytest.fixture
-def leaving(edges: Edges, edge_home: Path, edge_bootstrap: str) -> EdgeProcess:
-    """A third edge, which the test tells to go."""
-    return EdgeProcess(home=edge_home, bootstrap=edge_bootstrap).wait_ready()
+def leaving(another_edge: EdgeFactory) -> EdgeProcess:
+    """An edge that the test tells to go."""
+    return another_edge().wait_ready()
 
 
 async def test_an_edge_that_goes_answers_what_waits_for_a_decision_and_cancels_it(
@@ -112,14 +112,14 @@ async def test_an_edge_that_goes_answers_what_waits_for_a_decision_and_cancels_i
             assert error["run_id"] == runs[key]
             assert answer.headers["x-request-id"]
             assert answer.headers["retry-after"] == "1"
-        cancel = await asyncio.wait_for(peer.cancels.get(), 5)
+        cancel = await asyncio.wait_for(peer.cancels.get(), PATIENCE_S)
         assert (cancel.run_id, cancel.reason) == (runs[None], CancelReason.GAVE_UP)
-        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"x-request-id: " in head
         assert json.loads(body)["error"]["code"] == "draining"
         writer.close()
-        assert await asyncio.to_thread(leaving.end) == 0
+        assert await asyncio.to_thread(leaving.ended) == 0
         assert peer.cancels.empty(), "a key is a promise to come back"
 
 
@@ -155,7 +155,9 @@ async def test_what_another_edge_has_shown_is_never_taken_back(
                     await writer.drain()
                 finally:
                     os.kill(two.process.pid, signal.SIGCONT)
-                answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")[2]
+                answer = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")[
+                    2
+                ]
                 writer.close()
                 found = json.loads(answer)
                 if asked == "messages":

@@ -14,7 +14,7 @@ from infra.command.topics import apply_topics
 from infra.embedded.kafka import wait_until_serving
 from tests.integration.edge_peers import MODEL, EdgeProcess, OpenStream, new_chat, scripted_peer
 from tests.integration.running import RunningBroker
-from tests.integration.waiting import eventually_async
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 
 @pytest.fixture
@@ -40,22 +40,20 @@ async def test_a_stream_goes_on_where_a_killed_broker_comes_back(
             await peer.start(prompt.run_id)
             await peer.say(prompt.run_id, 0, "before ")
             await stream.until_text("before ")
-            await asyncio.to_thread(own_broker.end, signal.SIGKILL)
+            await asyncio.to_thread(own_broker.stop, signal.SIGKILL)
             assert (await client.get("/healthz")).status_code == 200
             assert (await client.get("/readyz")).status_code == 503
             refused = await client.post(path, json={"content": "during"})
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "admission_timeout"
             own_broker.launch()
-            await wait_until_serving(own_broker.bootstrap, deadline_s=60)
+            await wait_until_serving(own_broker.bootstrap, deadline_s=PATIENCE_S)
             await peer.say(prompt.run_id, 1, "after")
             await peer.finish(prompt.run_id, 2)
-            await stream.to_end(within_s=20)
+            await stream.to_end()
             assert stream.text == "before after"
             assert stream.events[-1].name == "run.ended"
-        await eventually_async(
-            lambda: _is_ready(client), within_s=15, what="the edge is ready again"
-        )
+        await eventually_async(lambda: _is_ready(client), what="the edge is ready again")
         while not peer.prompts.empty():
             peer.prompts.get_nowait()  # What was sent during the outage may arrive late.
         async with OpenStream(client, "POST", path, json={"content": "again"}) as stream:

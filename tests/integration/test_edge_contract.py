@@ -26,6 +26,7 @@ from schemas.topics import ACCOUNTS, TOKENS
 from schemas.vocabulary import Tier
 from tests.contracts.http_cases import ALL, HttpCase
 from tests.integration.edge_peers import EdgeProcess, ScriptedPeer, new_chat
+from tests.integration.waiting import PATIENCE_S
 
 RANDOM = bytes(range(RANDOM_BYTES))
 OTHER_KEY = b"another key of thirty-two bytes!"
@@ -106,7 +107,7 @@ async def test_every_case_of_the_rim_is_answered_as_the_contract_says(
     edge_bootstrap: str,
 ) -> None:
     async with (
-        httpx.AsyncClient(base_url=edges[0].url, timeout=20) as client,
+        httpx.AsyncClient(base_url=edges[0].url, timeout=PATIENCE_S) as client,
         SpanReader(bootstrap=edge_bootstrap, client_id="test") as reader,
     ):
         partitions = list(range(12))
@@ -164,9 +165,9 @@ async def test_a_body_without_a_length_is_cut_off_while_it_arrives(
     for _ in range(10):
         writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
     await writer.drain()
-    status = await asyncio.wait_for(reader.readline(), 10)
+    status = await asyncio.wait_for(reader.readline(), PATIENCE_S)
     assert status.startswith(b"HTTP/1.1 413 ")
-    assert b"body_too_large" in await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+    assert b"body_too_large" in await asyncio.wait_for(reader.readuntil(b"}}"), PATIENCE_S)
     writer.close()
 
 
@@ -193,7 +194,7 @@ async def test_what_is_no_request_is_answered_in_the_one_shape_and_closed(
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", edges[0].port)
     writer.write(sent)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     assert answer.startswith(b"HTTP/1.1 " + status), answer
     assert b"x-request-id: " in answer
     assert b'{"error":{"message":' in answer
@@ -205,7 +206,7 @@ async def test_a_head_that_is_never_finished_is_not_waited_for(
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", edges[0].port)
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n")
-    assert (await asyncio.wait_for(reader.read(), 15)).startswith(b"HTTP/1.1 408")
+    assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 408")
     writer.close()
 
 

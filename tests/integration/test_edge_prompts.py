@@ -26,7 +26,7 @@ from tests.integration.edge_peers import (
     read_events,
     text_of,
 )
-from tests.integration.waiting import eventually_async
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 Edges = tuple[EdgeProcess, EdgeProcess]
 
@@ -172,7 +172,7 @@ async def test_an_undecided_prompt_is_given_up_and_cancelled_unless_it_has_a_key
         for answer in (without, with_key):
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "admission_timeout"
-        cancel = await asyncio.wait_for(peer.cancels.get(), 5)
+        cancel = await asyncio.wait_for(peer.cancels.get(), PATIENCE_S)
         assert cancel.reason is CancelReason.GAVE_UP
         assert cancel.run_id == without.json()["error"]["run_id"]
         assert peer.cancels.empty()
@@ -229,13 +229,11 @@ async def test_a_client_that_leaves_does_not_end_its_run(edges: Edges, peer: Scr
             await stream.until_text("a")
         await peer.say(prompt.run_id, 1, "b")
         run = f"/v1/chats/{chat_id}/runs/{prompt.run_id}"
-        await eventually_async(
-            lambda: _field_is(client, run, "text", "ab"), within_s=5, what="the run went on"
-        )
+        await eventually_async(lambda: _field_is(client, run, "text", "ab"), what="the run went on")
         assert peer.cancels.empty()
         await peer.finish(prompt.run_id, 2)
         await eventually_async(
-            lambda: _field_is(client, run, "status", "done"), within_s=5, what="the run ended"
+            lambda: _field_is(client, run, "status", "done"), what="the run ended"
         )
 
 
@@ -327,7 +325,6 @@ async def test_a_message_right_after_an_end_follows_that_answer_though_the_store
             peer.projecting.set()
             await eventually_async(
                 lambda: _same_after_projection(one, path, listed),
-                within_s=5,
                 what="the store tells the same",
             )
 
@@ -354,7 +351,7 @@ async def test_an_edge_that_starts_while_the_store_lags_does_not_guess_a_parent(
             async def listed() -> bool:
                 return (await client.get(path)).status_code == 200
 
-            await eventually_async(listed, within_s=5, what="the store has caught up")
+            await eventually_async(listed, what="the store has caught up")
             async with OpenStream(client, "POST", path, json={"content": "2"}):
                 prompt = await peer.next_prompt()
                 assert prompt.parent_id == first.data["message_id"]
@@ -496,7 +493,6 @@ async def test_a_run_leaves_an_overloaded_partition_for_one_that_has_room(
             )
         await eventually_async(
             lambda: _placed_elsewhere(peer, client, path, home),
-            within_s=4,
             what="the next run of the chat goes elsewhere",
         )
 
@@ -535,7 +531,7 @@ async def test_a_taken_port_is_one_clear_line(
         bootstrap=edge_bootstrap,
         variables={"TURNLOG_PORT": str(edges[0].port)},
     )
-    assert await asyncio.to_thread(second.process.wait, 20) == 2
+    assert await asyncio.to_thread(second.ended) == 2
     assert second.log_path.read_text().strip().splitlines() == [
         f"turnlog: port {edges[0].port} is in use (Address already in use); set TURNLOG_PORT"
     ]
@@ -566,7 +562,7 @@ async def test_an_undecodable_record_is_parked_once_counted_and_passed_over(
             after = await reader.bounds(dead, list(range(12)))
             return all(after[p].end == before[p].end + 1 for p in range(12))
 
-        await eventually_async(parked, within_s=10, what="each bad report is parked, once")
+        await eventually_async(parked, what="each bad report is parked, once")
         metrics = (await client.get("/metrics")).text
         assert 'turnlog_parked_records{topic="chat.workers.v1"} 12.0' in metrics
         assert "turnlog_edge_undecodable_records_total 12.0" in metrics

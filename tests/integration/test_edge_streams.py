@@ -25,7 +25,7 @@ from tests.integration.edge_peers import (
     read_events,
     text_of,
 )
-from tests.integration.waiting import eventually_async
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 Edges = tuple[EdgeProcess, EdgeProcess]
 
@@ -148,7 +148,7 @@ async def test_a_killed_edge_loses_no_token_of_an_answer_that_goes_on(
             for index in range(5):
                 await peer.say(prompt.run_id, index, f"[{index}]")
             await stream.until_text("[0][1][2][3][4]")
-            doomed.end(signal.SIGKILL)
+            doomed.stop(signal.SIGKILL)
             await stream.to_end()
         for index in range(5, 9):
             await peer.say(prompt.run_id, index, f"[{index}]")
@@ -217,7 +217,6 @@ async def test_a_viewer_that_reads_nothing_is_dropped_and_others_go_on(
                 )
                 await eventually_async(
                     lambda: _metric_is(client, "turnlog_edge_open_streams", at_least=2),
-                    within_s=10,
                     what="the stalled viewer has joined",
                 )
                 text = "x" * 4_000
@@ -227,7 +226,6 @@ async def test_a_viewer_that_reads_nothing_is_dropped_and_others_go_on(
                     lambda: _metric_is(
                         client, "turnlog_edge_viewers_dropped_total", at_least=dropped + 1
                     ),
-                    within_s=10,
                     what="the stalled viewer is dropped",
                 )
             await peer.finish(run_id, 100)
@@ -258,10 +256,7 @@ async def test_a_draining_edge_ends_streams_after_a_complete_event_and_goes(
             await peer.start(prompt.run_id)
             await peer.say(prompt.run_id, 0, "one ")
             await stream.until_text("one ")
-            began = asyncio.get_running_loop().time()
-            code = await asyncio.to_thread(leaving.end)
-            assert asyncio.get_running_loop().time() - began < 3
-            assert code == 0
+            assert await asyncio.to_thread(leaving.stop) == 0, "though the run goes on"
             await stream.to_end()
             assert not stream.broken, "the response was completed"
             parse_events(stream.raw)
@@ -287,15 +282,17 @@ async def test_the_wire_form_fits_the_clients_version(
         # Two requests at once: the second is answered on the same connection where the version keeps it.
         writer.write(request.encode() * (2 if version == "1.1" else 1))
         if version == "1.0":
-            head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+            head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(
+                b"\r\n\r\n"
+            )
             assert b"transfer-encoding" not in head
             assert text_of(parse_events(body)) == "Hello"
         else:
             for _ in range(2):
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
                 assert b"transfer-encoding: chunked" in head
                 body = b""
-                while size := int(await asyncio.wait_for(reader.readline(), 10), 16):
+                while size := int(await asyncio.wait_for(reader.readline(), PATIENCE_S), 16):
                     body += await reader.readexactly(size)
                     assert await reader.readexactly(2) == b"\r\n"
                 assert await reader.readexactly(2) == b"\r\n"

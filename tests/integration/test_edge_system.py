@@ -12,6 +12,7 @@ from infra.secrets import load_secrets
 from schemas.vocabulary import Tier
 from tests.integration.conftest import SystemFactory
 from tests.integration.edge_peers import new_chat, parse_events, text_of
+from tests.integration.waiting import PATIENCE_S
 
 TURNS = 5
 ACCOUNTS = 8
@@ -32,8 +33,8 @@ async def test_turns_without_a_pause_across_edges_make_one_chain_and_are_never_r
         )
         headers = {"authorization": f"Bearer {token}"}
         async with (
-            httpx.AsyncClient(base_url=running.urls[0], headers=headers, timeout=30) as one,
-            httpx.AsyncClient(base_url=running.urls[1], headers=headers, timeout=30) as two,
+            httpx.AsyncClient(base_url=running.urls[0], headers=headers, timeout=PATIENCE_S) as one,
+            httpx.AsyncClient(base_url=running.urls[1], headers=headers, timeout=PATIENCE_S) as two,
         ):
             chat_id = await new_chat(one)
             path = f"/v1/chats/{chat_id}/messages"
@@ -63,8 +64,8 @@ async def test_one_key_is_one_run_however_many_ask_at_once(system: SystemFactory
     token = mint_token(key=key, account_id="keyed", tier=Tier.TEAM, ttl=timedelta(hours=1))
     headers = {"authorization": f"Bearer {token}"}
     async with (
-        httpx.AsyncClient(base_url=running.urls[0], headers=headers, timeout=30) as one,
-        httpx.AsyncClient(base_url=running.urls[1], headers=headers, timeout=30) as two,
+        httpx.AsyncClient(base_url=running.urls[0], headers=headers, timeout=PATIENCE_S) as one,
+        httpx.AsyncClient(base_url=running.urls[1], headers=headers, timeout=PATIENCE_S) as two,
     ):
         for number in range(5):
             chat_id = await new_chat(one)

@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from infra.embedded.jars import KAFKA_LOCK, JarError, fetch_jars, read_lock
 from infra.embedded.kafka import BrokerError, prepare_broker, wait_until_serving
 from tests.integration.running import RunningBroker, free_ports
+from tests.integration.waiting import PATIENCE_S
 
 RECORDS = 5_000
 KILL_AFTER = 1_500
@@ -35,9 +36,9 @@ async def test_a_broker_killed_in_mid_stream_comes_back_with_all_that_it_acknowl
             pending.append(await producer.send("kept", b"%d" % number, partition=0))
             if number == KILL_AFTER:
                 await pending[number // 2]
-                own_broker.end(signal.SIGKILL)
+                own_broker.stop(signal.SIGKILL)
                 own_broker.launch()
-        await asyncio.wait_for(asyncio.gather(*pending), 60)
+        await asyncio.wait_for(asyncio.gather(*pending), 2 * PATIENCE_S)
     finally:
         await producer.stop()
     assert await _read(own_broker.bootstrap, RECORDS) == [b"%d" % i for i in range(RECORDS)]
@@ -49,9 +50,9 @@ async def test_a_stopped_broker_starts_again_on_its_data(own_broker: RunningBrok
     await producer.start()
     await producer.send_and_wait("kept", b"before", partition=0)
     await producer.stop()
-    own_broker.end(signal.SIGTERM)
+    own_broker.stop(signal.SIGTERM)
     own_broker.launch()
-    await wait_until_serving(own_broker.bootstrap, deadline_s=60)
+    await wait_until_serving(own_broker.bootstrap, deadline_s=PATIENCE_S)
     assert await _read(own_broker.bootstrap, 1) == [b"before"]
 
 
@@ -136,7 +137,7 @@ async def _read(bootstrap: str, count: int) -> list[bytes]:
     try:
         consumer.assign([TopicPartition("kept", 0)])
         await consumer.seek_to_beginning()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while len(values) < count:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     values.extend(record.value for record in records)

@@ -7,7 +7,8 @@ import asyncio
 from tests.integration.audit import audited
 from tests.integration.conftest import SystemFactory
 from tests.integration.people import Reading, person
-from tests.integration.running import RunningBroker, turnlog
+from tests.integration.processes import turnlog
+from tests.integration.running import RunningBroker
 
 
 async def test_a_system_works_on_a_cluster_that_it_did_not_start_and_leaves_it_running(

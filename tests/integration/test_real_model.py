@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 
 import psutil
 
 from tests.integration.audit import audited
 from tests.integration.conftest import SystemFactory
 from tests.integration.people import Reading, person
-from tests.integration.running import REPOSITORY, environment
+from tests.integration.processes import turnlog
 
 MEMORY_BYTES_MAX = 2 * 1024**3
 LONG = "Write a long story about the sea."
@@ -42,22 +40,17 @@ async def test_a_question_becomes_an_answer_and_a_chat_remembers(system: SystemF
         assert reading.end["finish_reason"] == "cancelled"
         assert (await ada.stored_answer(chat_id))["content"] == reading.text
 
-        killed = await ada.start(chat_id, LONG, temperature=0, max_output_tokens=60)
-        cut = await Reading().read(ada.client.follow(chat_id, killed["id"]), deltas=8)
+        killed = await ada.start(chat_id, LONG, temperature=0, max_output_tokens=120)
+        cut = await Reading().read(ada.client.follow(chat_id, killed["id"]), deltas=2)
         running.kill("worker-0")
         await cut.read(ada.client.follow(chat_id, killed["id"], cut.last_id))
         assert cut.tokens == cut.end["usage"]["output_tokens"]
         assert (await ada.stored_answer(chat_id))["content"] == cut.text
 
     asked = await asyncio.to_thread(
-        subprocess.run,
-        (sys.executable, "-m", "infra.command.main", "ask", "Say hello.", "--url", running.url),
-        cwd=REPOSITORY,
-        env=environment({"TURNLOG_HOME": str(running.home)}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        turnlog,
+        *("ask", "Say hello.", "--url", running.url),
+        variables={"TURNLOG_HOME": str(running.home)},
     )
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.strip()

@@ -42,7 +42,7 @@ async def log(bootstrap: str) -> AsyncIterator[Log]:
     await opened.close()
 
 
-async def outcome(log: Log, run_id: str, *, within_s: float = 15) -> RunConcluded:
+async def outcome(log: Log, run_id: str) -> RunConcluded:
     """What became of the run; both outputs are there, and every copy of one says the same."""
 
     async def written() -> tuple[RunConcluded, UsageMeasured] | None:
@@ -56,9 +56,7 @@ async def outcome(log: Log, run_id: str, *, within_s: float = 15) -> RunConclude
         assert isinstance(usages[0], UsageMeasured)
         return outcomes[0], usages[0]
 
-    concluded, usage = await eventually_async(
-        written, within_s=within_s, what=f"{run_id} is recorded"
-    )
+    concluded, usage = await eventually_async(written, what=f"{run_id} is recorded")
     assert usage == UsageMeasured(
         run_id=run_id,
         account_id=concluded.account_id,
@@ -67,6 +65,13 @@ async def outcome(log: Log, run_id: str, *, within_s: float = 15) -> RunConclude
         finish_reason=concluded.finish_reason,
     )
     return concluded
+
+
+async def until_begun(runs: list[str], *, count: int) -> None:
+    async def begun() -> bool:
+        return len(runs) >= count
+
+    await eventually_async(begun, what=f"{count} runs have begun")
 
 
 async def test_an_answer_is_recorded_whole_and_a_zombies_words_are_not(
@@ -107,21 +112,21 @@ async def test_a_killed_recorder_leaves_every_run_recorded_once_by_id(
         with PartProcess(RECORDER, tmp_path, bootstrap=bootstrap) as recorder:
             await write(10)
             recorder.wait_ready()
-            await outcome(log, runs[-1], within_s=20)
+            await outcome(log, runs[-1])
             writing = asyncio.create_task(write(10))
-            while len(runs) % 20 < 13:
-                await asyncio.wait([writing], timeout=0.005)
+
+            await until_begun(runs, count=len(runs) + 3)
             recorder.kill()
             await writing
     with PartProcess(RECORDER, tmp_path, bootstrap=bootstrap) as last:
         last.wait_ready()
-        await outcome(log, runs[-1], within_s=20)
+        await outcome(log, runs[-1])
         ids = {derived_event_id(run_id, "RunConcluded"): run_id for run_id in runs}
 
         async def all_recorded() -> bool:
             return ids.keys() <= (await log.events(OUTCOMES)).keys()
 
-        await eventually_async(all_recorded, within_s=20, what="all runs are recorded")
+        await eventually_async(all_recorded, what="all runs are recorded")
         for number, run_id in enumerate(runs):
             found = await outcome(log, run_id)
             early = number % 10 % 5 == 0
@@ -138,7 +143,7 @@ async def test_a_deadline_is_kept_with_every_other_process_dead(
     await log.start(run_id)
     await log.say(run_id, "half an ans")
     with PartProcess(RECORDER, tmp_path, bootstrap=bootstrap):
-        found = await outcome(log, run_id, within_s=30)
+        found = await outcome(log, run_id)
     assert found.finish_reason is FinishReason.DEADLINE
     assert (found.text, found.input_tokens, found.output_tokens) == ("half an ans", 7, 1)
     causes = [
@@ -202,11 +207,11 @@ async def test_a_paused_recorder_that_wakes_up_changes_nothing(
                 await log.answer(run_id, "y", "z")
                 runs.append(run_id)
             for run_id in runs:
-                assert (await outcome(log, run_id, within_s=30)).text == "yz"
+                assert (await outcome(log, run_id)).text == "yz"
             zombie.send(signal.SIGCONT)
             after = await log.mint()
             await log.answer(after, "w")
-            assert (await outcome(log, after, within_s=30)).text == "w"
+            assert (await outcome(log, after)).text == "w"
             for run_id in runs:
                 assert (await outcome(log, run_id)).text == "yz"
             assert heir.process.poll() is None, heir.log()

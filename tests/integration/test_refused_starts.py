@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from infra.supervisor.home import is_locked
-from tests.integration.running import free_ports, processes_of, turnlog
+from tests.integration.processes import turnlog
+from tests.integration.running import free_ports, processes_of
 
 
 def refused(home: Path, variables: Mapping[str, str], *words: str) -> str:

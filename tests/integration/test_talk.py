@@ -17,7 +17,7 @@ from infra.command.edge_client import EdgeClient, ServerEvent
 from infra.command.talk import Interrupts, answer
 from schemas.vocabulary import ServiceTier
 from tests.integration.edge_peers import EdgeProcess, ScriptedPeer
-from tests.integration.running import REPOSITORY, environment
+from tests.integration.processes import REPOSITORY, environment
 
 DEADLINE_S = 60.0
 

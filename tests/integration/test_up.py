@@ -12,11 +12,14 @@ import psutil
 from infra.supervisor.home import live_process, read_state
 from infra.supervisor.plan import PROCESSORS
 from tests.integration.conftest import SystemFactory
-from tests.integration.running import RunningBroker, free_ports, turnlog
-from tests.integration.waiting import eventually
+from tests.integration.processes import turnlog
+from tests.integration.running import RunningBroker, free_ports
+from tests.integration.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
 ALL_RSS_MIB_MAX = 2048
+# 9 s after the stop was asked the last part is killed; the rest is the machine's.
+STOP_S_MAX = 30
 
 
 def test_a_system_comes_up_shows_its_parts_and_stops_leaving_nothing(
@@ -40,7 +43,7 @@ def test_a_system_comes_up_shows_its_parts_and_stops_leaving_nothing(
 
     code, seconds = running.stop(signal.SIGTERM)
     assert code == 0
-    assert seconds < 10
+    assert seconds < STOP_S_MAX
     assert [part.name for part in state.parts if live_process(part.pid, part.created_s)] == []
     assert [process.pid for process in family if process.is_running()] == []
     assert running.state() is None
@@ -60,7 +63,7 @@ def test_a_stopped_system_starts_again_on_its_data_and_down_stops_it(
 
     stopped = turnlog("down", variables={"TURNLOG_HOME": str(running.home)})
     assert stopped.stdout == "Stopped.\n"
-    assert running.supervisor.wait(timeout=5) == 0
+    assert running.supervisor.wait(timeout=PATIENCE_S) == 0
     again = turnlog("down", variables={"TURNLOG_HOME": str(running.home)})
     assert again.stdout == f"Nothing runs in {running.home}.\n"
 
@@ -75,7 +78,7 @@ def test_no_part_of_a_system_outlives_its_killed_supervisor(system: SystemFactor
     def left() -> list[str]:
         return [part.name for part in state.parts if live_process(part.pid, part.created_s)]
 
-    eventually(lambda: left() == [], within_s=10, what=f"{left()} ended")
+    eventually(lambda: left() == [], what=f"{left()} ended")
 
 
 def test_an_existing_cluster_is_used_and_no_broker_is_started(

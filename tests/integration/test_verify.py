@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +17,8 @@ from schemas.events.usage import UsageSettled
 from schemas.topics import USAGE
 from schemas.vocabulary import FinishReason, Tier
 from tests.integration.conftest import SystemFactory
-from tests.integration.running import REPOSITORY, RunningSystem, environment
+from tests.integration.processes import turnlog
+from tests.integration.running import RunningSystem
 
 ACCOUNT = "acc-verify"
 
@@ -30,15 +30,7 @@ class Turnlog:
     variables: Mapping[str, str]
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            (sys.executable, "-m", "infra.command.main", *words),
-            cwd=REPOSITORY,
-            env=environment(self.variables),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return turnlog(*words, variables=self.variables)
 
 
 async def answered(running: RunningSystem, count: int) -> list[str]:
@@ -54,9 +46,11 @@ async def answered(running: RunningSystem, count: int) -> list[str]:
         for number in range(count):
             chat = await client.call("POST", "/v1/chats", {})
             run_id = ""
-            async for event in client.say(chat["id"], {"content": f"question {number}"}):
+            last = number == count - 1
+            body = {"content": f"question {number}", "max_output_tokens": 500 if last else 20}
+            async for event in client.say(chat["id"], body):
                 run_id = event.data.get("run_id", run_id)
-                if number == count - 1 and event.name == "message.delta":
+                if last and event.name == "message.delta":
                     path = f"/v1/chats/{chat['id']}/runs/{run_id}/cancel"
                     await client.call("POST", path)
             runs.append(run_id)
@@ -67,24 +61,24 @@ async def answered(running: RunningSystem, count: int) -> list[str]:
 async def test_a_system_that_has_run_is_clean_until_somebody_tampers_with_a_topic(
     system: SystemFactory,
 ) -> None:
-    running = system({"TURNLOG_SCRIPTED_DELAY_MS": "10"})
+    running = system({"TURNLOG_SCRIPTED_DELAY_MS": "20", "TURNLOG_SCRIPTED_TOKENS": "500"})
     kafka = running.bootstrap
-    turnlog = Turnlog(variables={"TURNLOG_HOME": str(running.home), "TURNLOG_KAFKA": kafka})
+    command = Turnlog(variables={"TURNLOG_HOME": str(running.home), "TURNLOG_KAFKA": kafka})
     runs = await answered(running, 4)
 
-    clean = turnlog("verify")
+    clean = command("verify")
     assert clean.returncode == 0, clean.stdout + clean.stderr
     counts = dict(line.rsplit(None, 1) for line in clean.stdout.splitlines()[:-1])
     assert counts["prompts"] == counts["runs"] == counts["finished runs"] == "4"
     assert counts["cancels"] == "1"
     assert counts["open runs"] == counts["open reservations"] == "0"
 
-    told = turnlog("tail", runs[0])
+    told = command("tail", runs[0])
     assert told.returncode == 0, told.stderr
     assert "RunQueued" in told.stdout
-    assert "ends the run: stop" in told.stdout
+    assert "ends the run: length" in told.stdout
     assert "question" not in told.stdout
-    ended = turnlog("tail", runs[-1], "--text")
+    ended = command("tail", runs[-1], "--text")
     assert "ends the run: cancelled" in ended.stdout
 
     async with LogWriter(bootstrap=kafka, client_id="test") as writer:
@@ -103,7 +97,7 @@ async def test_a_system_that_has_run_is_clean_until_somebody_tampers_with_a_topi
             ),
             event_id="forged",
         )
-    forged = turnlog("verify")
+    forged = command("verify")
     assert forged.returncode == 1, forged.stdout + forged.stderr
     assert f"VIOLATED: I5 {runs[1]}: 2 settlements" in forged.stdout
 

@@ -9,14 +9,17 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 POLL_S: Final = 0.02
+PATIENCE_S: Final = 60.0
+"""How long what must come may take on a machine that is ten times slower than a desk's. Nothing is shown by coming sooner."""
 
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T | None], *, within_s: float, what: str) -> T:
+def eventually(condition: Callable[[], T | None], *, what: str, within_s: float = PATIENCE_S) -> T:
     """The condition's first true value; fails with `what` when none comes in time.
 
-    An AssertionError or OSError from the condition counts as "not yet", and is shown at the end.
+    An AssertionError or OSError from the condition counts as "not yet", and is shown at the end. Anything else ends the wait:
+    raise a RuntimeError where nothing can come any more.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()
@@ -35,7 +38,7 @@ def eventually(condition: Callable[[], T | None], *, within_s: float, what: str)
 
 
 async def eventually_async(
-    condition: Callable[[], Awaitable[T | None]], *, within_s: float, what: str
+    condition: Callable[[], Awaitable[T | None]], *, what: str, within_s: float = PATIENCE_S
 ) -> T:
     """As `eventually`, for a condition that is awaited."""
     deadline = time.monotonic() + within_s

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +31,8 @@ from schemas.ids import RANDOM_BYTES, RunAddress, derived_event_id, mint_run_id,
 from schemas.run_fold import NEW_RUN, RunState, fold
 from schemas.topics import TOKENS, Topic, generations
 from schemas.vocabulary import CancelReason, Lane, Tier
-from tests.integration.running import REPOSITORY, environment
-from tests.integration.waiting import eventually, eventually_async
+from tests.integration.processes import end_process, start_module
+from tests.integration.waiting import PATIENCE_S, eventually, eventually_async
 
 MODEL: Final = "smollm2-135m"
 PARTITIONS: Final = 4
@@ -59,12 +55,12 @@ class WorkerProcess:
         *,
         bootstrap: str,
         variables: Mapping[str, str],
-        module: tuple[str, ...] = ("inference_workers.worker",),
+        faults: str = "",
     ) -> None:
         name = f"worker-{secrets.token_hex(3)}"
         self._ready = folder / f"{name}.ready"
         self.log_path = folder / f"{name}.log"
-        overrides = {
+        chosen = {
             "TURNLOG_HOME": str(folder),
             "TURNLOG_KAFKA": bootstrap,
             "TURNLOG_SESSION_MS": str(int(SESSION_S * 1000)),
@@ -73,25 +69,20 @@ class WorkerProcess:
             "TURNLOG_PART": name,
             **variables,
         }
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                (sys.executable, "-m", *module),
-                cwd=REPOSITORY,
-                env=environment(overrides),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        module = "tests.integration.faulty_worker" if faults else "inference_workers.worker"
+        arguments = (faults,) if faults else ()
+        self.process = start_module(module, *arguments, log=self.log_path, variables=chosen)
         self.name = name
 
     def wait_ready(self) -> None:
         """Return when it says that it serves."""
 
         def ready() -> bool:
-            assert self.process.poll() is None, self.log()
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the worker ended early ({self.process.returncode})")
             return self._ready.exists()
 
-        eventually(ready, within_s=30, what="the worker is ready")
+        eventually(ready, what="the worker is ready")
 
     def owned_partitions(self) -> set[int] | None:
         """The token partitions of its last assignment, as its log says; None before the first."""
@@ -104,21 +95,21 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def stop(self) -> tuple[int, float]:
-        """SIGTERM; the exit code and the seconds it took."""
-        asked = time.monotonic()
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
         self.process.terminate()
-        return self.process.wait(timeout=15), time.monotonic() - asked
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait until it ends by itself; its exit code."""
+        return self.process.wait(timeout=PATIENCE_S)
 
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace")
 
     def end(self) -> None:
         """However it stands."""
-        if self.process.poll() is None:
-            self.process.kill()
-            os.kill(self.process.pid, signal.SIGCONT)
-            self.process.wait()
+        end_process(self.process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,20 +315,18 @@ class Runs:
         except SpanFailed as error:
             raise AssertionError("the broker is away") from error
 
-    async def until_ended(self, run_id: str, *, within_s: float = 20) -> RunLog:
+    async def until_ended(self, run_id: str) -> RunLog:
         """The run once it has its terminal, checked."""
 
         async def ended() -> RunLog | None:
             log = await self._read_if_there(run_id)
             return log if log.state.ended else None
 
-        log = await eventually_async(ended, within_s=within_s, what="the run has ended")
+        log = await eventually_async(ended, within_s=2 * PATIENCE_S, what="the run has ended")
         log.check()
         return log
 
-    async def until_said(
-        self, run_id: str, tokens: int, *, attempt: int = 1, within_s: float = 20
-    ) -> RunLog:
+    async def until_said(self, run_id: str, tokens: int, *, attempt: int = 1) -> RunLog:
         """The run once so many tokens of it are accepted in this attempt or a later one."""
 
         async def said() -> RunLog | None:
@@ -345,7 +334,7 @@ class Runs:
             enough = log.state.n >= tokens and log.state.attempt >= attempt
             return log if enough else None
 
-        return await eventually_async(said, within_s=within_s, what=f"{tokens} tokens were said")
+        return await eventually_async(said, what=f"{tokens} tokens were said")
 
     def writer_of(self, log: RunLog, attempt: int) -> str:
         """The worker whose attempt of this number was accepted."""
@@ -370,4 +359,4 @@ async def settled(workers: list[WorkerProcess]) -> None:
             union |= partitions or set()
         return union == set(range(PARTITIONS))
 
-    await eventually_async(shared, within_s=30, what="the workers share all partitions")
+    await eventually_async(shared, what="the workers share all partitions")
