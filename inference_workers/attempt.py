@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NoReturn, assert_never
 
 from inference_workers.decisions import generation as generations
-from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, Piece, add, take
+from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, Piece, take
 from inference_workers.decisions.generation import (
     BARREN_WORKERS_MAX,
     Generation,
@@ -24,6 +24,7 @@ from inference_workers.decisions.generation import (
     Sent,
     cause_of_full_grant,
 )
+from inference_workers.decisions.held_phrases import HeldPieces
 from inference_workers.decisions.repetition import NewestSaid, repeats, said_so_far
 from inference_workers.decisions.repetition import say as say_more
 from inference_workers.decisions.request_book import Request
@@ -42,6 +43,7 @@ from inference_workers.engine import (
     TooLong,
 )
 from producers.log_writer import Appended, AppendFailed, LogWriter
+from schemas.blocked_phrases import blocked_phrases
 from schemas.events.tokens import AttemptStarted, RunCancelled, RunEnded, RunEvent, TokensGenerated
 from schemas.ids import derived_event_id
 from schemas.topics import TOKENS
@@ -106,6 +108,8 @@ class Attempt:
             now_ms=now_ms(),
         )
         self._request_id = f"{request.run_id}.{nonce}"
+        self._phrases = blocked_phrases(queued.blocked_phrases)
+        self._held = HeldPieces(self._phrases, said="")
         self._buffer: DeltaBuffer = EMPTY
         self._newest: NewestSaid = said_so_far(ids=(), text="")
         self._finish: Finish | None = None
@@ -214,6 +218,9 @@ class Attempt:
         self._newest = said_so_far(ids=self._run.emitted_ids, text=state.text)
         if repeats(self._newest):
             return Ending(cause=EndCause.REPETITION)
+        self._held = HeldPieces(self._phrases, said=state.text)
+        if self._held.blocked:
+            return Ending(cause=EndCause.BLOCKED)
         try:
             self._stream = self._engine.submit(self._engine_request())
         except TooLong:
@@ -234,14 +241,12 @@ class Attempt:
                 # The producer has one batch of a partition on the way at a time. What an instant engine says at once rides in the
                 # batch of the AttemptStarted instead of waiting for its acknowledgement.
                 for _ in range(INSTANT_TURNS_MAX):
-                    if self._buffer.pieces or self._finish is not None:
+                    if self._buffer.pieces or self._over:
                         break
                     await asyncio.sleep(0)
                 await self._start()
-            finish = await self._flush_until_finish()
-        if finish is not None:
-            return await self._ending_of(finish)
-        return Ending(cause=EndCause.REPETITION) if repeats(self._newest) else None
+            over = await self._flush_until_over()
+        return await self._ending_of(over) if isinstance(over, Finish) else over
 
     def _engine_request(self) -> GenRequest:
         event, state = self.request.event, self._run.state
@@ -263,25 +268,36 @@ class Attempt:
         """Put what the engine says into the buffer; the flusher is woken when something is due."""
         async for step in stream:
             if isinstance(step, Delta):
-                self._buffer = add(
-                    self._buffer,
-                    Piece(text=step.text, ids=step.ids, index=step.index, count=step.count),
-                )
+                piece = Piece(text=step.text, ids=step.ids, index=step.index, count=step.count)
+                self._buffer = self._held.hear(piece, self._buffer)
+                if self._held.blocked:
+                    self._engine.cancel(self._request_id)
+                    self._wake.set()
+                    return
                 if len(self._buffer.pieces) > 1 and self._buffer.due_ms:
                     continue  # The flusher knows when.
             else:
+                if step.reason not in (EndReason.CANCELLED, EndReason.ERROR):
+                    self._buffer = self._held.end(self._buffer)
                 self._finish = step
             self._wake.set()
 
-    async def _flush_until_finish(self) -> Finish | None:
-        """Say what is due until the engine is done. None: nothing more is to be said; the engine was told."""
+    @property
+    def _over(self) -> bool:
+        """The engine says nothing more that counts."""
+        return self._finish is not None or self._held.blocked
+
+    async def _flush_until_over(self) -> Finish | Ending | None:
+        """Say what is due until the engine is done, or was told that nothing more is to be said. None: the attempt is not open any more."""
         while self._generation.open:
             now, due = self._now_ms(), self._buffer.due_ms
-            if due is not None and (now >= due or self._finish is not None):
+            if due is not None and (now >= due or self._over):
                 await self._say()
-                if self._finish is None and repeats(self._newest):
+                if not self._over and repeats(self._newest):
                     self._engine.cancel(self._request_id)
-                    return None  # What it has made since is not said.
+                    return Ending(cause=EndCause.REPETITION)  # What it has made since is not said.
+            elif self._held.blocked:
+                return Ending(cause=EndCause.BLOCKED)
             elif self._finish is not None:
                 return self._finish
             else:

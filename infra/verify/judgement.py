@@ -16,6 +16,7 @@ from infra.verify.findings import (
     Record,
 )
 from infra.verify.run_audit import RunAudit, RunFacts
+from schemas.blocked_phrases import blocked_phrases
 from schemas.events.outcomes import RunConcluded
 from schemas.events.quotas import QuotaReleased, QuotaReserved
 from schemas.events.tokens import RunQueued
@@ -103,7 +104,7 @@ class Audit:
                 )
 
     def _run(self, findings: Findings, run: RunFacts) -> None:
-        """I1 to I3, I12, and the grant of I7."""
+        """I1 to I3, I11, I12, and the grant of I7."""
         for invariant, detail in run.accepted.broken:
             findings.broken(invariant, run.run_id, detail)
         if run.twice != run.state:
@@ -113,6 +114,8 @@ class Audit:
         queued = run.state.queued
         if queued is None:
             return
+        if blocked_phrases(queued.blocked_phrases).in_text(run.state.text):
+            findings.broken("I11", run.run_id, "its text holds a blocked phrase")
         if run.state.n > queued.granted_output_tokens:
             findings.broken(
                 "I7", run.run_id, f"{run.state.n} tokens, granted {queued.granted_output_tokens}"

@@ -365,6 +365,7 @@ def _admitted(
             ladder_level=case.level,
             downgraded_from=choice.downgraded_from,
             output_percent=case.step.output_percent,
+            blocked_phrases=case.limits.content.blocked_phrases,
         ),
         PromptAdmitted(
             run_id=prompt.run_id,

@@ -12,6 +12,7 @@ class RunQueued(Event, frozen=True, kw_only=True):
     `quota_limited`: the quota, not the request, made the grant this short, so reaching it ends the run with `quota_reached`.
     `after_run_id`: it starts when that run of its chat has ended. `ladder_level` is the pressure at which it was decided;
     without it the answer would have had `downgraded_from` as its model, and the grant of which `output_percent` is left.
+    Of the `blocked_phrases` its answer may hold none.
     """
 
     run_id: str
@@ -32,6 +33,7 @@ class RunQueued(Event, frozen=True, kw_only=True):
     ladder_level: int = 0
     downgraded_from: str | None = None
     output_percent: int = 100
+    blocked_phrases: tuple[str, ...] = ()
 
 
 class RunRedirected(Event, frozen=True, kw_only=True):

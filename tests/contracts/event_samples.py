@@ -361,6 +361,7 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             ladder_level=2,
             downgraded_from="larger",
             output_percent=50,
+            blocked_phrases=("bad word",),
         ),
     ),
     (TOKENS, RunRedirected(run_id=RUN, account_id=ACCOUNT, to_run_id=None)),

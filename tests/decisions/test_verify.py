@@ -236,6 +236,10 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "an answer to nobody's run": ("I4", stray(RunConcluded)),
     "more was reserved than the limit": ("I7", lower_the_limit),
     "a reservation in another window": ("I7", change(QuotaReserved, window="2001-01-01")),
+    "an answer holds a blocked phrase": (
+        "I11",
+        change_first(RunQueued, blocked_phrases=("TWO",)),
+    ),
     "an answer is longer than its grant": ("I7", change_first(RunQueued, granted_output_tokens=1)),
     "a prompt is longer than its budget": ("I7", change_first(AttemptStarted, input_tokens=101)),
     "one id has two contents": ("I12", repeat_first(QuotaReserved, output_tokens=1)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from inference_workers.decisions import generation as generations
-from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, add, take
+from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, take
 from inference_workers.decisions.generation import (
     BARREN_WORKERS_MAX,
     ENGINE_FAILURES_MAX,
@@ -16,8 +16,10 @@ from inference_workers.decisions.generation import (
     Sent,
     cause_of_full_grant,
 )
+from inference_workers.decisions.held_phrases import HeldPieces
 from inference_workers.decisions.request_book import Request
 from inference_workers.decisions.run_book import Followed, FollowedRun
+from schemas.blocked_phrases import blocked_phrases
 from schemas.events.tokens import AttemptStarted, RunEnded, RunEvent, TokensGenerated
 from schemas.ids import derived_event_id
 from schemas.topics import TOKENS
@@ -48,6 +50,8 @@ class SimulatedAttempt:
         self._run = run
         self._quota_limited = queued.quota_limited or request.event.quota_limited
         self._failures = engine_failures
+        self._phrases = blocked_phrases(queued.blocked_phrases)
+        self._held = HeldPieces(self._phrases, said="")
         self._buffer: DeltaBuffer = EMPTY
         self._stream: Stream | None = None
         self._begun = False
@@ -116,6 +120,10 @@ class SimulatedAttempt:
             self._ending = EndCause.ERROR
         else:
             state = self._run.state
+            self._held = HeldPieces(self._phrases, said=state.text)
+            if self._held.blocked:
+                self._ending = EndCause.BLOCKED
+                return
             self._stream = Stream(
                 self.world.rng,
                 emitted=state.text,
@@ -128,10 +136,18 @@ class SimulatedAttempt:
             self._engine_error()
             return
         for piece in stream.pieces():
-            self._buffer = add(self._buffer, piece)
-        if stream.full:
+            self._buffer = self._held.hear(piece, self._buffer)
+            if self._held.blocked:
+                self._ending = EndCause.BLOCKED
+                return
+        if not stream.full and not stream.stopped:
+            return
+        self._buffer = self._held.end(self._buffer)
+        if self._held.blocked:
+            self._ending = EndCause.BLOCKED
+        elif stream.full:
             self._ending = cause_of_full_grant(quota_limited=self._quota_limited)
-        elif stream.stopped:
+        else:
             self._ending = EndCause.STOP
 
     def _engine_error(self) -> None:

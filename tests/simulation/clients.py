@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from schemas.events.accounts import LimitsChanged, TierLimits
+from schemas.events.accounts import ContentPolicy, LimitsChanged, TierLimits
 from schemas.vocabulary import OnBusy, RefusalReason, Tier
 from tests.simulation.viewers import Viewer
 from tests.simulation.world import MODEL, World
@@ -18,6 +18,11 @@ OUTPUT_TOKENS_MAX: Final = 30
 SHORT_DEADLINE_MS: Final = 5_000
 LONG_DEADLINE_MS: Final = 3_600_000
 
+# Of the words that the engine says some are phrases, and some might be the beginning of one.
+BLOCKED_PHRASES: Final = (
+    *(f"{word:02x}" for word in range(12)),
+    *(f"{word:02x} never" for word in range(32, 96)),
+)
 ACCOUNTS_OF_SEED: Final = {"ann": Tier.FREE, "bob": Tier.PLUS, "cec": Tier.PLUS}
 
 
@@ -45,6 +50,7 @@ def limits(version: str, *, scale: int = 1) -> LimitsChanged:
             Tier.PLUS: tier(110, "month", 2, LONG_DEADLINE_MS),
         },
         changed_by="simulation",
+        content=ContentPolicy(blocked_phrases=BLOCKED_PHRASES),
     )
 
 
@@ -60,6 +66,7 @@ class Intent:
     key: str | None
     fingerprint: str
     on_busy: OnBusy
+    content: str = "?"
 
 
 class _Serving(Protocol):
@@ -111,6 +118,7 @@ class Client:
             on_busy=world.rng.choice(
                 (OnBusy.REJECT, OnBusy.REJECT, OnBusy.ENQUEUE, OnBusy.INTERRUPT)
             ),
+            content=world.rng.choice(("?",) * 15 + (BLOCKED_PHRASES[0],)),
         )
         if intent.key is not None:
             self._keyed.append(intent)

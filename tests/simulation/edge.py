@@ -92,7 +92,7 @@ class Edge(Process):
                 user_message_id=f"{message_id}-user",
                 assistant_message_id=f"{message_id}-answer",
                 parent_id=self._leaves.get(intent.chat_id),
-                content="?",
+                content=intent.content,
                 model=MODEL,
                 max_output_tokens=intent.output_tokens,
                 on_busy=intent.on_busy,

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from edge.decisions import viewer
 from inference_workers.decisions import generation
+from inference_workers.decisions.delta_buffer import add
 from inference_workers.decisions.generation import Phase
+from inference_workers.decisions.held_phrases import HeldPieces
 from inference_workers.decisions.request_book import RequestBook
 from inference_workers.decisions.run_book import RunBook
 from inference_workers.decisions.waiting_room import WaitingRoom
@@ -67,7 +69,16 @@ def _lets_what_was_lost_go(room: Any, run_id: str, **_: object) -> None:
     room.lanes.finish(run_id, used_tokens=0)
 
 
+def _says_it_all(_: object, piece: Any, buffer: Any) -> Any:
+    return add(buffer, piece)
+
+
 WORKER_MUTATIONS: Final = (
+    Mutation(
+        rule="P1, P2: what may be the beginning of a blocked phrase is held, and an answer ends before one",
+        swaps=(swap(HeldPieces, "hear", _says_it_all),),
+        caught_by={"I11"},
+    ),
     Mutation(
         rule="G1: a later attempt says nothing before its fence has come back",
         swaps=(swap(generation, "begin", _speaks_before_its_fence),),
