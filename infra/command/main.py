@@ -8,6 +8,7 @@ from infra.command import (
     bench,
     estimates,
     policy_command,
+    simulate,
     tail,
     talk,
     token,
@@ -41,6 +42,7 @@ app.command()(talk.chat)
 app.command()(tail.tail)
 app.command()(verify.verify)
 app.command()(estimates.estimates)
+app.command()(simulate.simulate)
 app.add_typer(bench.bench, name="bench")
 
 

@@ -11,12 +11,13 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
       measured, ended or not, as a snapshot can hold: refused, overloaded; it takes an outage of the recorder to come to that.
   Q9  The same for the seat; and in this window no more than `seats_max` seats.
   Q10 The model is not one of the tier's, or the edge counted no tokens for it: refused, model_not_allowed. Who names none gets the first
-      of the tier's that was counted. The ladder may put the model's smaller one in its place (rules L1 to L4).
+      of the tier's that was counted. The ladder may put the model's smaller one in its place (rules L1 to L4), but not where the wait for
+      that is longer: it would take work from idle workers to busy ones.
   Q11 The prompt alone exceeds the tier's input maximum: refused, context_too_long. (The edge refuses these before.) Its text holds a
       blocked phrase (rules B1 to B4): refused, content_blocked.
   Q12 Quota (rules N1 to N4) of the account and of the seat, whichever leaves less; the ladder may shorten the answer that is wished:
       refused, quota_exhausted.
-  Q13 The ladder leaves optional work out and the prompt is a flex one, or it sheds; the lane is full, or the wait in it is beyond the
+  Q13 The ladder leaves optional work out and the prompt is a flex one, or it sheds (rule L5); the lane is full, or the wait in it is beyond the
       tier's maximum, by the edge's view of load: refused, overloaded. A flex prompt's lane is the background one, so it waits for
       everybody, and nobody for it.
   Q14 Else admitted: reserved, queued, handed on with the user's message; model and lane are fixed here, nobody chooses again.
@@ -36,7 +37,7 @@ from processors.decisions.account_state import (
     Command,
     may_generate,
 )
-from processors.decisions.ladder import Step, step
+from processors.decisions.ladder import Step, keeps_floor, step
 from processors.decisions.quota import TokenGrant, Window, grant, headroom, window_at
 from processors.decisions.seats import in_window, seat_name, use_of
 from schemas.blocked_phrases import blocked_phrases
@@ -164,7 +165,11 @@ def _choice(case: _Case) -> _Choice | None:
     policy = case.limits.models.get(asked)
     if case.step.downgrade and policy is not None and policy.smaller is not None:
         fewer = prompt.prompt_tokens.get(policy.smaller)
-        if fewer is not None and 0 <= fewer <= tier.input_tokens_max:
+        if (
+            fewer is not None
+            and 0 <= fewer <= tier.input_tokens_max
+            and _wait_ms(case, policy.smaller) <= _wait_ms(case, asked)
+        ):
             return _Choice(model=policy.smaller, needed=fewer, downgraded_from=asked)
     return _Choice(model=asked, needed=needed, downgraded_from=None)
 
@@ -287,13 +292,17 @@ def _ahead(prompt: PromptSubmitted, model: str, lane: Lane) -> LaneWait:
     return LaneWait(model=model, lane=lane.value, wait_ms=0)
 
 
+def _wait_ms(case: _Case, model: str) -> int:
+    return _ahead(case.prompt, model, case.lane).wait_ms
+
+
 def _capacity(case: _Case, ahead: LaneWait) -> Refusal | None:
     """Q13."""
     bounds = case.limits.lanes.get(case.lane)
     limit = ""
     if case.prompt.service_tier is ServiceTier.FLEX and not case.step.optional_work:
         limit = "optional_work"
-    elif case.step.shed:
+    elif case.step.shed and not keeps_floor(case.limits, case.lane, ahead.wait_ms):
         limit = "ladder"
     elif bounds is not None and _reached(ahead.queued_requests, bounds.queued_requests_max):
         limit = "queued_requests_max"

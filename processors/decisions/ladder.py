@@ -9,6 +9,8 @@ Rules (cited by assertions and tests):
       the highest level that is not left. So the ladder clears by itself, and one edge that sees less than others moves it rarely.
   L3  The level is a function of the last move and the prompt, so moves, kept by offset, are all that a replay needs.
   L4  Free before paid: at no level is a paying tier cut more, replaced or shed where the free tier is not. (The policy file is checked.)
+  L5  A lane with a floor is shed only while its own wait is as long as the first level's `enter_ms`: what waits there keeps the floor in use,
+      and else the free tier would get nothing for as long as those who pay ask for everything.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Final
 
 from schemas.events.account_snapshots import LadderMoved
 from schemas.events.accounts import Ladder, LadderLevel, LimitsChanged, LoadView
-from schemas.vocabulary import PAID_TIERS, Tier
+from schemas.vocabulary import PAID_TIERS, Lane, Tier
 
 PRESSURE_SHED: Final = 4
 """Where the limits have no ladder, an edge's word alone sheds."""
@@ -69,6 +71,14 @@ def step(limits: LimitsChanged, level: int, tier: Tier, load: LoadView) -> Step:
         return Step()
     at = levels[level - 1]
     return _paid(at) if tier in PAID_TIERS else _free(at)
+
+
+def keeps_floor(limits: LimitsChanged, lane: Lane, wait_ms: int) -> bool:
+    """L5. Whether a request that would wait so long in the lane is needed there, although its tier is shed."""
+    share, levels = limits.lanes.get(lane), limits.ladder.levels
+    if share is None or not share.floor_percent or not levels:
+        return False
+    return wait_ms < levels[0].enter_ms
 
 
 def _paid(at: LadderLevel) -> Step:

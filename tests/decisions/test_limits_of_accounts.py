@@ -22,6 +22,7 @@ from schemas.events.accounts import (
     Ladder,
     LadderLevel,
     LaneLimits,
+    LaneLimits,
     LaneWait,
     LimitsChanged,
     LoadView,
@@ -303,6 +304,22 @@ def test_a_model_keeps_its_place_where_the_smaller_one_was_not_counted_or_is_too
     assert (run.model, run.downgraded_from) == ("large", None)
 
 
+@pytest.mark.parametrize(("small_ms", "model"), [(9, MODEL), (10, MODEL), (11, "large")])
+def test_a_model_keeps_its_place_where_the_wait_for_the_smaller_one_is_longer(
+    small_ms: int, model: str
+) -> None:
+    waits = tuple(
+        LaneWait(model=name, lane=Lane.PLUS.value, wait_ms=wait_ms)
+        for name, wait_ms in ((MODEL, small_ms), ("large", 10))
+    )
+    run = queued(
+        Account(LADDERED, level=2).say(
+            "r", tier=Tier.PLUS, prompt_tokens=BOTH, load=LoadView(waits=waits)
+        )
+    )
+    assert run.model == model
+
+
 def test_a_level_sheds_the_free_tier_while_those_who_pay_are_served() -> None:
     account = Account(LADDERED, level=2)
     found = refusal(account.say("r", prompt_tokens=BOTH))
@@ -312,6 +329,21 @@ def test_a_level_sheds_the_free_tier_while_those_who_pay_are_served() -> None:
         2,
     )
     queued(account.say("s", tier=Tier.PLUS, prompt_tokens=BOTH))
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "floor", "sheds"), [(9, 12, False), (10, 12, True), (9, 0, True)]
+)
+def test_a_lane_keeps_its_floor_busy_while_it_is_shed(
+    wait_ms: int, floor: int, *, sheds: bool
+) -> None:
+    lanes = {Lane.FREE: LaneLimits(floor_percent=floor)}
+    account = Account(msgspec.structs.replace(LADDERED, lanes=lanes), level=2)
+    outputs = account.say("r", prompt_tokens={MODEL: 10}, load=loaded(wait_ms=wait_ms))
+    if sheds:
+        assert refusal(outputs).limit == "ladder"
+    else:
+        queued(outputs)
 
 
 def test_who_names_no_model_gets_the_first_of_the_tier_that_was_counted() -> None:

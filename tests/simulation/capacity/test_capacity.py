@@ -1,0 +1,62 @@
+"""The laws of rationing over every pattern and every fault, at a size that takes seconds; and the report of it."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from infra.capacity.laws import judge
+from infra.capacity.report import page
+from infra.capacity.scenario import PATTERNS
+from tests.simulation.capacity.small import EVERY_FAULT, broken, simulated, small
+
+BOOKS = ("(I1)", "(I5)", "(I6)", "(I7)", "cap", "Queues")
+
+
+@pytest.mark.parametrize("pattern", list(PATTERNS))
+def test_the_laws_hold_while_everything_breaks_that_can(pattern: str) -> None:
+    outcome = simulated(small(pattern, faults=EVERY_FAULT))
+    bad = [law for law in broken(outcome) if any(word in law.name for word in BOOKS)]
+    assert not bad, f"seed {outcome.scenario.seed}: {bad}"
+    assert outcome.runs == outcome.settlements > 0
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    first, again, other = (judge(simulated(small(seed=seed, seconds=3))) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"src", "href"}]
+        if tag not in {"meta", "path", "circle", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in {"path", "circle"}:
+            assert self.open.pop() == tag, "tags nest"
+
+
+def test_the_report_is_one_file_with_a_plot_of_everything_that_is_measured() -> None:
+    outcome = simulated(small(seconds=3))
+    laws = judge(outcome)
+    text = page(outcome, laws, command="turnlog simulate <here>")
+    tags = _Tags()
+    tags.feed(text)
+    assert not tags.open
+    assert tags.seen.count("svg") == 10
+    assert not tags.links
+    assert "script" not in tags.seen
+    assert "NaN" not in text
+    assert "turnlog simulate &lt;here&gt;" in text
+    for law in laws:
+        assert law.figure in text
