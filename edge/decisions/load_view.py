@@ -41,6 +41,7 @@ NO_WORKER_WAIT_MS: Final = 3_000
 TOKENS_A_REQUEST: Final = 300
 USED_SHARE: Final = 0.5
 """Guesses until a worker has seen requests end."""
+USED_SHARE_MIN: Final = 0.01
 TOKENS_PER_S: Final = 100.0
 """Guess until a worker was seen full: what it made while little was asked of it says too little, and would refuse people."""
 TOKENS_PER_S_MIN: Final = 10.0
@@ -140,7 +141,9 @@ def _model_load(model: str, workers: list[WorkerSeen], sent: list[Sent]) -> Mode
         for load in _lane_loads(report):
             mean = used_tokens(report, load.lane)
             requests[load.lane] += load.queued_requests + added[load.lane]
-            tokens[load.lane] += load.queued_tokens + round(added[load.lane] * mean)
+            tokens[load.lane] += load.queued_tokens + added[load.lane] * claimed_tokens(
+                report, load.lane
+            )
             if load.lane is not Lane.BACKGROUND:
                 work += load.queued_tokens * used_share(report, load.lane) + added[load.lane] * mean
         work -= max(0, report.slots - report.busy) * used_tokens(report)
@@ -161,14 +164,14 @@ def with_sent(fleet: Fleet, sent: Sent) -> Fleet:
         owner = load.owners.get(sent.partition) if load is not None else None
         if load is None or owner is None:
             continue
-        mean = round(used_tokens(owner.report, sent.lane))
+        claimed = claimed_tokens(owner.report, sent.lane)
         one = Counter({sent.lane: 1})
         name = owner.report.worker_id
         models[model] = replace(
             load,
             extra={**load.extra, name: one + Counter(load.extra[name])},
             queued_requests=one + Counter(load.queued_requests),
-            queued_tokens=Counter({sent.lane: mean}) + Counter(load.queued_tokens),
+            queued_tokens=Counter({sent.lane: claimed}) + Counter(load.queued_tokens),
         )
     return replace(fleet, models=models)
 
@@ -194,6 +197,11 @@ def used_tokens(report: WorkerLoadReported, lane: Lane | None = None) -> float:
     if lane in known:
         return known[lane]
     return sum(known.values()) / len(known) if known else TOKENS_A_REQUEST
+
+
+def claimed_tokens(report: WorkerLoadReported, lane: Lane) -> int:
+    """What one request of the lane is expected to claim: a lane's bound counts what may be used."""
+    return round(used_tokens(report, lane) / max(used_share(report, lane), USED_SHARE_MIN))
 
 
 def _lane_loads(report: WorkerLoadReported) -> Sequence[LaneLoad]:

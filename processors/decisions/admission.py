@@ -17,8 +17,8 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
       blocked phrase (rules B1 to B4): refused, content_blocked.
   Q12 Quota (rules N1 to N4) of the account and of the seat, whichever leaves less; the ladder may shorten the answer that is wished:
       refused, quota_exhausted.
-  Q13 The ladder leaves optional work out and the prompt is a flex one, or it sheds (rule L5); the lane is full, or the wait in it is beyond the
-      tier's maximum, by the edge's view of load: refused, overloaded. A flex prompt's lane is the background one, so it waits for
+  Q13 The ladder leaves optional work out and the prompt is a flex one, or it sheds (rule L5); the lane is full, or the wait is beyond
+      the tier's maximum, by the edge's view of load: refused, overloaded. A flex prompt's lane is the background one, so it waits for
       everybody, and nobody for it.
   Q14 Else admitted: reserved, queued, handed on with the user's message; model and lane are fixed here, nobody chooses again.
       A refusal binds nothing, except that its run id is known: no key, no rate, no cancel.

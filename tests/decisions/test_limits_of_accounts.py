@@ -22,7 +22,6 @@ from schemas.events.accounts import (
     Ladder,
     LadderLevel,
     LaneLimits,
-    LaneLimits,
     LaneWait,
     LimitsChanged,
     LoadView,

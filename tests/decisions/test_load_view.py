@@ -116,6 +116,17 @@ def test_v1_the_wait_is_that_of_the_partitions_owner() -> None:
     assert (free.queued_requests, free.queued_tokens) == (20, 4_000), "bounds hold for the model"
 
 
+def test_v4_what_was_sent_since_counts_by_what_it_claims_where_a_bound_is_asked() -> None:
+    seen = worker("w", queued={Lane.FREE: 20})
+    sent = Sent(partition=0, lane=Lane.FREE, models=("m",), at_ms=NOW, queued=True)
+    for fleet in (
+        fleet_of([seen], [sent, sent], now_ms=NOW),
+        with_sent(with_sent(fleet_of([seen], [], now_ms=NOW), sent), sent),
+    ):
+        free = next(one for one in view(fleet, partition=0).waits if one.lane == "free")
+        assert (free.queued_requests, free.queued_tokens) == (22, 4_400)
+
+
 def test_v2_a_free_slot_means_no_wait_and_a_full_worker_about_one_requests_part() -> None:
     assert wait_of(worker(busy=3)) == 0
     assert wait_of(worker(busy=4)) == 1_000
