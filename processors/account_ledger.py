@@ -203,6 +203,8 @@ class AccountLedger:
                 event_id=readable.envelope.event_id,
                 event=cast("AccountEvent", readable.event),
             )
+            if decided.unfit:  # S6
+                await park_bad(self._writer, ACCOUNTS, bad_record(message, readable, decided.unfit))
             sent = await self._send_outputs(decided, readable.envelope.trace)
         owned.in_flight.append(_InFlight(message, decided, tuple(sent), time.monotonic()))
 

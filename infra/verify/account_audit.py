@@ -162,6 +162,8 @@ class AccountAudit:
             self._stopped.append((record.partition, record, str(error)))
             del self._again[record.partition]
             return
+        if decided.unfit:
+            self.counts["account records set aside"] += 1
         for account in decided.accounts:
             at = (account.account_id, account.applied_offset)
             self._states[at] = digest(snapshot(account))

@@ -12,7 +12,8 @@ A run is unknown, then open (reserved; perhaps *ended* already, as far as an edg
   Q4  Idempotency key bound: redirected to its run where the fingerprint is the same, else a conflict.
   Q5 to Q14  are the judgement of a new prompt, in `admission.py`.
   Q15 Measured use settles its open run, once, in the window of the reservation, for the account and its seat, and releases the rest; what
-      flows back into the bucket of tokens is the same. Of any other run: nothing.
+      flows back into the bucket of tokens is the same. Of any other run: nothing. Use beyond the reservation is no measure: the record
+      is unfit, and is set aside (S6).
   Q16 Where new limits lie below what is open, runs are cancelled for it, the newest first, until what is left fits: tokens of their
       window, runs at once, and both for the seat. A run that has ended holds its whole reservation until it is measured.
 
@@ -27,6 +28,7 @@ from typing import assert_never
 
 from processors.decisions import seats
 from processors.decisions.account_state import (
+    AccountInput,
     AccountOutput,
     AccountState,
     Command,
@@ -144,13 +146,29 @@ def _decide_prompt(
     return decide_prompt(account, command, prompt, limits, level)
 
 
+def unfit(account: AccountState, event: AccountInput) -> str:
+    """Why no decision can use this record, though it decodes (Q15); empty where one can."""
+    if not isinstance(event, UsageMeasured) or (run := _open_run(account, event)) is None:
+        return ""
+    for name, used, held in (
+        ("input", event.input_tokens, run.input_tokens),
+        ("output", event.output_tokens, run.output_tokens),
+    ):
+        if not 0 <= used <= held:
+            return f"{used} {name} tokens, reserved were {held}"
+    return ""
+
+
+def _open_run(account: AccountState, usage: UsageMeasured) -> OpenReservation | None:
+    return next((run for run in account.open if run.run_id == usage.run_id), None)
+
+
 def _decide_usage(account: AccountState, usage: UsageMeasured) -> list[AccountOutput]:
     """Q15."""
-    run = next((run for run in account.open if run.run_id == usage.run_id), None)
+    run = _open_run(account, usage)
     if run is None:
         return []
-    assert 0 <= usage.input_tokens <= run.input_tokens, "N5: input within its budget"
-    assert 0 <= usage.output_tokens <= run.output_tokens, "N5, I7: output within its grant"
+    assert not unfit(account, usage), "N5, I7: within its budget and its grant"
     used = usage.input_tokens + usage.output_tokens
     return [
         UsageSettled(

@@ -12,6 +12,8 @@ Rules (cited by assertions and tests):
       record comes again after a crash: an account that was saved beyond it has had its cancels delivered.
   S5  The ladder's level (rules L1 to L4) follows from the partition's prompts. Its moves are kept by offset (LADDER_MOVES_MAX of them), so
       a record that is decided again is judged at the level it was judged at first.
+  S6  A record that decodes and that no decision can use changes nothing. It is parked with its reason before its source record is
+      acknowledged; whoever decides it again finds the same account, and so the same reason.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from processors.decisions.account import judge, lower
+from processors.decisions.account import judge, lower, unfit
 from processors.decisions.account_state import (
     AccountOutput,
     AccountState,
@@ -52,13 +54,17 @@ PartitionRow = AccountSnapshot | LimitsKept | LadderKept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What one record brought: outputs to send, rows to save, and the accounts that it changed, as of now. `event_id` is the record's."""
+    """What one record brought: outputs to send, rows to save, and the accounts that it changed, as of now. `event_id` is the record's.
+
+    `unfit`: why it brought nothing and is to be parked (S6).
+    """
 
     offset: int
     event_id: str = ""
     outputs: tuple[AccountOutput, ...] = ()
     rows: tuple[Row, ...] = ()
     accounts: tuple[AccountState, ...] = ()
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +216,8 @@ class AccountPartition:
         before = self.account(command.event.account_id)
         if command.offset <= before.applied_offset:
             return Decided(offset=command.offset, rows=moves)  # Q1
+        if reason := unfit(before, command.event):
+            return Decided(offset=command.offset, unfit=reason)  # S6
         facts = self._facts(command)
         after, outputs = judge(before, command, facts, limits, level)
         self._accounts[after.account_id] = after

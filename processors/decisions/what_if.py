@@ -116,6 +116,7 @@ class _Fold:
         self.fates: dict[str, str] = {}
         self.open: dict[str, RunQueued] = {}
         self.tier_of: dict[str, Tier] = {}
+        self.set_aside: set[int] = set()
         self._price = price
         self._offset = -1
 
@@ -123,15 +124,17 @@ class _Fold:
         self._offset += 1
         if isinstance(event, PromptSubmitted):
             self.tier_of.setdefault(event.run_id, event.tier)
-        outputs = self.state.take(
+        decided = self.state.take(
             offset=self._offset,
             appended_ms=record.appended_ms,
             event_id=record.event_id,
             event=event,
-        ).outputs
-        for output in outputs:
+        )
+        if decided.unfit:
+            self.set_aside.add(record.offset)
+        for output in decided.outputs:
             self._count(output, event)
-        return outputs
+        return decided.outputs
 
     def _count(self, output: AccountOutput, event: AccountEvent) -> None:
         tally = self.tally[self.tier_of[output.run_id]]
@@ -188,16 +191,19 @@ class WhatWas:
 
     def take(self, record: Recorded) -> None:
         """The next record."""
-        event = record.event
-        if isinstance(event, UsageMeasured) and event.run_id in self.fold.open:
-            means = self.means[self.fold.open[event.run_id].tier]
-            means.runs += 1
-            means.answer_tokens += event.output_tokens
-            means.run_ms += max(0, record.appended_ms - self._admitted_ms.pop(event.run_id))
-            self.measured.add(event.run_id)
-        for output in self.fold.take(record, event):
-            if isinstance(output, RunQueued):
-                self._admitted_ms[output.run_id] = record.appended_ms
+        for output in self.fold.take(record, record.event):
+            match output:
+                case RunQueued():
+                    self._admitted_ms[output.run_id] = record.appended_ms
+                case UsageSettled():
+                    means = self.means[output.tier]
+                    means.runs += 1
+                    means.answer_tokens += output.output_tokens
+                    admitted_ms = self._admitted_ms.pop(output.run_id)
+                    means.run_ms += max(0, record.appended_ms - admitted_ms)
+                    self.measured.add(output.run_id)
+                case _:
+                    pass
 
 
 class WhatIf:
@@ -219,7 +225,8 @@ class WhatIf:
             case LimitsChanged():
                 return
             case UsageMeasured() as usage:
-                if (run := self.fold.open.get(usage.run_id)) is not None:
+                run = self.fold.open.get(usage.run_id)
+                if run is not None and record.offset not in self._was.fold.set_aside:
                     self.fold.take(record, _fitted(usage, run))
             case PromptSubmitted() as prompt:
                 for output in self.fold.take(record, prompt):

@@ -26,6 +26,7 @@ from processors.decisions.account_state import (
     restored,
 )
 from producers.log_writer import acknowledged
+from producers.parking import H_REASON
 from schemas.events import Event
 from schemas.events.account_snapshots import AccountSnapshot, LimitsKept
 from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits, UsageMeasured
@@ -249,8 +250,8 @@ async def test_processes_killed_in_mid_stream_decide_every_prompt_once(
             PartProcess(ADMISSION, tmp_path, bootstrap=bootstrap) as second,
             PartProcess(ADMISSION, tmp_path, bootstrap=bootstrap) as third,
         ):
-            second.wait_ready()
-            third.wait_ready()
+            # Not in this loop: what it has sent would look unacknowledged for as long as they take to start.
+            await asyncio.gather(*map(asyncio.to_thread, (second.wait_ready, third.wait_ready)))
             await submitting
             third.send(signal.SIGSTOP)
             runs = {p.run_id for p in submitted}
@@ -328,12 +329,37 @@ async def test_bad_records_are_parked_and_the_partition_goes_on(
         )
         good = prompt("poisoned")
         await log.append(ACCOUNTS, good)
-        assert isinstance(await decision(log, good.run_id), RunQueued)
+        queued = await decision(log, good.run_id)
+        assert isinstance(queued, RunQueued)
+        beyond = UsageMeasured(
+            run_id=good.run_id,
+            account_id="poisoned",
+            input_tokens=10,
+            output_tokens=queued.granted_output_tokens + 1,
+            finish_reason=FinishReason.STOP,
+        )
+        await log.append(ACCOUNTS, beyond)
+        right = msgspec.structs.replace(beyond, output_tokens=queued.granted_output_tokens)
+        await log.append(ACCOUNTS, right)
+
+        async def settled() -> bool:
+            return good.run_id in {
+                event.run_id
+                for event in (await written(log)).values()
+                if isinstance(event, UsageSettled)
+            }
+
+        await eventually_async(settled, what="the measure that fits is settled")
+        held = queued.granted_output_tokens
+        reasons = [dict(each.headers)[H_REASON].decode() for each in await log.read_dead(ACCOUNTS)]
+        assert reasons.count(f"{held + 1} output tokens, reserved were {held}") == 1, (
+            "it is parked before what comes after it is decided"
+        )
 
         async def all_parked() -> bool:
-            return len(await log.read_dead(ACCOUNTS)) == parked_before + 6
+            return len(await log.read_dead(ACCOUNTS)) == parked_before + 7
 
-        await eventually_async(all_parked, what="six records are parked")
+        await eventually_async(all_parked, what="seven records are parked")
         assert stray.run_id not in {getattr(e, "run_id", "") for e in (await written(log)).values()}
         assert admission.stop() == 0, admission.log()
 
