@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from tests.integration.running import REPOSITORY, environment
+from tests.integration.processes import REPOSITORY, environment
 
 # The test itself may take 180 s.
 BENCH_WAIT_S = 170.0
