@@ -1,64 +1,65 @@
-"""The `turnlog` command: each subcommand lives in a module of its own and is registered here."""
+"""The `turnlog` command: each subcommand lives in a module of its own and is registered here.
+
+Only the module that is asked for is imported: together they take a second, and a stop or a status should not.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Final
+
 import typer
 
-from infra.command import (
-    bench,
-    estimates,
-    policy_command,
-    simulate,
-    tail,
-    talk,
-    token,
-    topics_command,
-    up,
-    verify,
-)
-
-app = typer.Typer(
-    name="turnlog",
-    help="Event-sourced LLM chat serving over Kafka.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+# A name, and where its function or its own subcommands are: module and attribute.
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "topics": ("topics_command", "topics"),
+    "policy": ("policy_command", "policy"),
+    "up": ("up", "up"),
+    "down": ("running", "down"),
+    "status": ("running", "status"),
+    "token": ("token", "token"),
+    "ask": ("talk", "ask"),
+    "chat": ("talk", "chat"),
+    "tail": ("tail", "tail"),
+    "verify": ("verify", "verify"),
+    "estimates": ("estimates", "estimates"),
+    "simulate": ("simulate", "simulate"),
+    "bench": ("bench", "bench"),
+    "settings": ("settings", "settings"),
+}
 
 
-@app.callback()
-def turnlog() -> None:
+def command(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """`turnlog` with these subcommands."""
+    app = typer.Typer(
+        name="turnlog",
+        help="Event-sourced LLM chat serving over Kafka.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    # With it, one subcommand alone is still named.
+    app.callback()(_turnlog)
+    for name in names:
+        module, attribute = COMMANDS[name]
+        found = getattr(import_module(f"infra.command.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
+
+
+def _turnlog() -> None:
     """Event-sourced LLM chat serving over Kafka."""
-
-
-app.add_typer(topics_command.topics, name="topics")
-app.add_typer(policy_command.policy, name="policy")
-app.command()(up.up)
-app.command()(up.down)
-app.command()(up.status)
-app.command()(token.token)
-app.command()(talk.ask)
-app.command()(talk.chat)
-app.command()(tail.tail)
-app.command()(verify.verify)
-app.command()(estimates.estimates)
-app.command()(simulate.simulate)
-app.add_typer(bench.bench, name="bench")
-
-
-@app.command()
-def settings() -> None:
-    """List every TURNLOG_ variable, its default and what it does."""
-    from infra.settings import KNOWN, PREFIX  # noqa: PLC0415 - keeps the command quick to start
-
-    for setting in KNOWN.values():
-        default = f" [{setting.default}]" if setting.default not in ("", ()) else ""
-        typer.echo(f"{PREFIX + setting.name}{default}: {setting.doc}")
 
 
 def main() -> None:
     """Entry point of the installed `turnlog` script."""
-    app()
+    asked = [name for name in sys.argv[1:2] if name in COMMANDS]
+    command(asked or COMMANDS)()
 
 
 if __name__ == "__main__":

@@ -18,9 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from infra.models.conversation import ChatMessage
 from schemas.vocabulary import Role
 
@@ -37,6 +34,9 @@ class ChatTemplate:
     """One model's template with its control tokens."""
 
     def __init__(self, *, source: str, control_ids: Mapping[str, int], bos: str, eos: str) -> None:
+        # Slow to import, and most processes that know of models render nothing.
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
         self._template = environment.from_string(source)
@@ -95,6 +95,8 @@ class ChatTemplate:
         return tuple(ids)
 
     def _render(self, messages: Sequence[tuple[Role, str]], *, open_answer: bool) -> str:
+        from jinja2 import TemplateError  # noqa: PLC0415
+
         turns = [{"role": role.value, "content": content} for role, content in messages]
         try:
             return self._template.render(
@@ -147,4 +149,6 @@ def _derived_nonce(messages: Sequence[ChatMessage]) -> str:
 
 def _refuse(reason: str) -> None:
     """Templates call it for conversations that they do not take."""
+    from jinja2 import TemplateError  # noqa: PLC0415
+
     raise TemplateError(reason)

@@ -10,16 +10,20 @@ import fcntl
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import psutil
 
 STATE_NAME: Final = "supervisor.json"
 LOCK_NAME: Final = "supervisor.lock"
+LOCK_WAIT_S: Final = 2.0
+LOCK_POLL_S: Final = 0.01
 LEFTOVER_TERM_S: Final = 4.0
 LEFTOVER_KILL_S: Final = 2.0
 SAME_PROCESS_S: Final = 0.05
@@ -68,19 +72,32 @@ def locked_home(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
     # Never inherited by a child: the kernel gives it back when this process dies, however it dies.
     with (home / LOCK_NAME).open("a") as lock:
+        _take(lock, home)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} {created_s(os.getpid())}\n")
+        lock.flush()
+        yield
+
+
+def _take(lock: TextIO, home: Path) -> None:
+    deadline = time.monotonic() + LOCK_WAIT_S
+    pause = threading.Event()
+    while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            # Whoever asks about a home holds it for a moment; a supervisor says who it is.
             by_process = holder(home)
+            if by_process is None and time.monotonic() < deadline:
+                pause.wait(LOCK_POLL_S)
+                continue
             by = f" (pid {by_process.pid})" if by_process else ""
             raise HomeInUseError(
                 f"{home} is in use by a running system{by}; stop it with `turnlog down` "
                 "or set TURNLOG_HOME to another folder"
             ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()} {created_s(os.getpid())}\n")
-        lock.flush()
-        yield
+        else:
+            return
 
 
 def is_locked(home: Path) -> bool:
@@ -90,7 +107,8 @@ def is_locked(home: Path) -> bool:
         return False
     with path.open("a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared: who asks at the same time is no supervisor.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from edge.auth import authenticate, authenticate_admin, mint_admin_token, mint_token
 from edge.decisions.problems import Refused
-from infra.command.main import app
+from infra.command.main import command
 from infra.secrets import load_secrets
 from schemas.vocabulary import Tier
 
@@ -53,11 +53,11 @@ def test_the_command_prints_either_kind_and_refuses_both_at_once(
 ) -> None:
     monkeypatch.setenv("TURNLOG_HOME", str(tmp_path))
     run = CliRunner().invoke
-    admin = run(app, ["token", "--admin", "--name", "olga"])
+    admin = run(command(), ["token", "--admin", "--name", "olga"])
     assert admin.exit_code == 0, admin.output
     key = load_secrets(tmp_path).token_key
     assert authenticate_admin(bearer(admin.output.strip()), key=key) == "olga"
-    account = run(app, ["token", "--account", "anna", "--tier", "team", "--seat", "s1"])
+    account = run(command(), ["token", "--account", "anna", "--tier", "team", "--seat", "s1"])
     assert authenticate(bearer(account.output.strip()), key=key).seat_id == "s1"
     for wrong in ([], ["--admin", "--account", "anna"], ["--account", "anna", "--name", "olga"]):
-        assert run(app, ["token", *wrong]).exit_code == 2
+        assert run(command(), ["token", *wrong]).exit_code == 2

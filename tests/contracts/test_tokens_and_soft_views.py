@@ -12,7 +12,7 @@ from edge.auth import authenticate, mint_token
 from edge.decisions.load_view import NO_WORKER_WAIT_MS
 from edge.decisions.problems import Refused
 from edge.soft_views import Accounts, BrokerClock, Workers
-from infra.command.main import app
+from infra.command.main import command
 from infra.secrets import load_secrets
 from schemas.events.account_snapshots import (
     AccountSnapshot,
@@ -33,7 +33,7 @@ def test_the_command_prints_a_token_that_the_edge_takes(
 ) -> None:
     monkeypatch.setenv("TURNLOG_HOME", str(tmp_path))
     made = CliRunner().invoke(
-        app, ["token", "--account", "anna", "--tier", "team", "--seat", "s-1"]
+        command(), ["token", "--account", "anna", "--tier", "team", "--seat", "s-1"]
     )
     assert made.exit_code == 0
     assert made.stdout.count("\n") == 1
@@ -46,7 +46,7 @@ def test_a_name_that_no_account_can_have_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: str
 ) -> None:
     monkeypatch.setenv("TURNLOG_HOME", str(tmp_path))
-    refused = CliRunner().invoke(app, ["token", f"--account={account}", "--tier", "plus"])
+    refused = CliRunner().invoke(command(), ["token", f"--account={account}", "--tier", "plus"])
     assert refused.exit_code == 2
     assert refused.stdout == ""
 

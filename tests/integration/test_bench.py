@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 
-from tests.integration.processes import REPOSITORY, environment
-
-# The test itself may take 180 s.
-BENCH_WAIT_S = 170.0
+from tests.integration.processes import turnlog
 
 
 def bench_admission(*words: str) -> str:
     """What `turnlog bench admission` prints; it ends with 0."""
-    done = subprocess.run(
-        (
-            sys.executable,
-            "-m",
-            "infra.command.main",
-            "bench",
-            "admission",
-            "--seconds",
-            "2",
-            *words,
-        ),
-        cwd=REPOSITORY,
-        env=environment({"COLUMNS": os.environ.get("COLUMNS", "200")}),
-        capture_output=True,
-        text=True,
-        timeout=BENCH_WAIT_S,
-        check=False,
+    done = turnlog(
+        *("bench", "admission", "--seconds", "2", *words),
+        variables={"COLUMNS": os.environ.get("COLUMNS", "200")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
