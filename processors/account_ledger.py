@@ -46,6 +46,8 @@ IN_FLIGHT_RECORDS_MAX: Final = 4_000
 # Well within the snapshot topic's min.compaction.lag.ms of a day.
 REFRESH_INTERVAL_MS: Final = 4 * 3_600_000
 REFRESH_ROWS_MAX: Final = 1_000
+# Between so many rows of a save others have their turn: a decision must not wait for a whole save.
+ROWS_AT_ONCE: Final = 20
 
 TOPIC_OF_OUTPUT: Final[dict[type[AccountOutput], Topic]] = {
     QuotaReserved: QUOTAS,
@@ -256,15 +258,9 @@ class AccountLedger:
             (owned, span) for owned in self._owned.values() if (span := owned.take_delivered())
         ]
         plans = [(owned, plan_save([each.decided for each in span])) for owned, span in spans]
-        await self._wait_for(
-            [await self._send_row(owned.number, row) for owned, plan in plans for row in plan.rows]
-        )
-        await self._wait_for(
-            [
-                await self._send_row(owned.number, snapshot(account))
-                for owned, plan in plans
-                for account in plan.accounts
-            ]
+        await self._send_rows((owned.number, row) for owned, plan in plans for row in plan.rows)
+        await self._send_rows(
+            (owned.number, snapshot(account)) for owned, plan in plans for account in plan.accounts
         )
         for (owned, plan), (_, span) in zip(plans, spans, strict=True):
             await self._finish(owned, plan, span)
@@ -289,8 +285,16 @@ class AccountLedger:
 
     async def _append_rows(self, number: int, rows: Sequence[StateRow]) -> None:
         for at in range(0, len(rows), REFRESH_ROWS_MAX):
-            chunk = rows[at : at + REFRESH_ROWS_MAX]
-            await self._wait_for([await self._send_row(number, row) for row in chunk])
+            await self._send_rows((number, row) for row in rows[at : at + REFRESH_ROWS_MAX])
+
+    async def _send_rows(self, rows: Iterable[tuple[int, StateRow]]) -> None:
+        """Append rows, each with its partition, and wait for them. Raises AppendFailed."""
+        sent: list[Sent] = []
+        for number, row in rows:
+            sent.append(await self._send_row(number, row))
+            if len(sent) % ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        await self._wait_for(sent)
 
     async def _send_row(self, number: int, row: StateRow) -> Sent:
         kind = type(row).__name__
