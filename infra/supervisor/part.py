@@ -25,7 +25,7 @@ from infra.supervisor.restarts import (
     last_reason,
 )
 
-START_DEADLINE_S: Final = 60.0
+START_DEADLINE_S: Final = 120.0
 FAILED_EXIT: Final = 1
 READY_POLL_S: Final = 0.02
 DEATHS_KEPT_MAX: Final = 10_001

@@ -127,7 +127,8 @@ def planned_parts(settings: UpSettings, broker: BrokerCommand | None) -> tuple[P
 
 def _broker_part(settings: UpSettings, broker: BrokerCommand) -> PartPlan:
     async def probe() -> None:
-        await wait_until_serving(broker.bootstrap, deadline_s=START_DEADLINE_S)
+        # Whoever waits for this gives up first, and says what is missing.
+        await wait_until_serving(broker.bootstrap, deadline_s=2 * START_DEADLINE_S)
 
     return PartPlan(
         name="kafka",

@@ -130,6 +130,8 @@ class Supervisor:
         stop = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
             return task.done() and not self._stop.is_set()
         finally:
             task.cancel()

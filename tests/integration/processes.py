@@ -17,7 +17,7 @@ from typing import Final
 from infra.supervisor import tether
 
 REPOSITORY: Final = Path(__file__).parents[2]
-# The test itself may take 180 s.
+# The test itself may take 300 s.
 COMMAND_WAIT_S: Final = 170.0
 LINES_EACH_MAX: Final = 8
 LINES_ALL_MAX: Final = 60

@@ -277,7 +277,6 @@ async def test_a_chat_works_from_its_first_moment_though_the_projector_stands_st
         await eventually_async(stored, what="the store tells the same")
 
 
-@pytest.mark.timeout(300)
 async def test_a_home_keeps_its_partitions_and_starts_again_with_all_its_poison(
     running: RunningSystem,
 ) -> None:

@@ -81,7 +81,6 @@ async def refusal(asking: Any) -> str:
     return caught.value.code
 
 
-@pytest.mark.timeout(300)
 async def test_below_the_watermark_prompts_are_refused_and_runs_under_way_finish(
     running: RunningSystem, small_disk: Path
 ) -> None:
@@ -108,7 +107,6 @@ async def test_below_the_watermark_prompts_are_refused_and_runs_under_way_finish
     assert (await asyncio.to_thread(audited, running)).runs == 2
 
 
-@pytest.mark.timeout(300)
 async def test_a_disk_that_is_really_full_loses_nothing_that_was_acknowledged(
     running: RunningSystem, small_disk: Path
 ) -> None:

@@ -18,8 +18,9 @@ from infra.command.talk import Interrupts, answer
 from schemas.vocabulary import ServiceTier
 from tests.integration.edge_peers import EdgeProcess, ScriptedPeer
 from tests.integration.processes import REPOSITORY, environment
+from tests.integration.waiting import PATIENCE_S
 
-DEADLINE_S = 60.0
+DEADLINE_S = 2 * PATIENCE_S
 
 Edges = tuple[EdgeProcess, EdgeProcess]
 
@@ -107,8 +108,8 @@ async def test_the_end_of_the_input_ends_a_chat_after_its_last_line(
 ) -> None:
     peer.auto = lambda prompt: peer.answer(prompt, [prompt.content])
     async with _command(edge_home, edges[0], "chat") as chat:
-        out, _ = await chat.communicate("one\n\nzwei – ü".encode())
-        assert out.decode().split("\n") == ["one", "zwei – ü", ""]
+        out, err = await chat.communicate("one\n\nzwei – ü".encode())
+        assert (out.decode().split("\n"), err) == (["one", "zwei – ü", ""], b"")
         assert chat.returncode == 0
 
 

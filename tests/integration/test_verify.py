@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-import pytest
-
 from edge.auth import mint_token
 from infra.command.edge_client import EdgeClient
 from infra.secrets import load_secrets
@@ -57,7 +55,6 @@ async def answered(running: RunningSystem, count: int) -> list[str]:
     return runs
 
 
-@pytest.mark.timeout(300)
 async def test_a_system_that_has_run_is_clean_until_somebody_tampers_with_a_topic(
     system: SystemFactory,
 ) -> None:
