@@ -23,7 +23,7 @@ from infra.verify.reading import NoTopics, RecordedSystem
 
 SHOWN_MAX: Final = 50
 SETTLE_S: Final = 20.0
-CHECKED: Final = "I1 to I7, I12, I14"
+CHECKED: Final = "I1 to I7, I11, I12, I14"
 _ALWAYS: Final = (
     "records",
     "prompts",
@@ -62,7 +62,7 @@ def verify(
         ),
     ] = SETTLE_S,
 ) -> None:
-    """Read all topics from the start and check I1 to I7, I12 and I14; exit 1 on a violation."""
+    """Read all topics from the start and check I1 to I7, I11, I12 and I14; exit 1 on a violation."""
     settings = read_settings_or_exit(VerifySettings)
     try:
         findings = asyncio.run(_audit(settings, int(settle_s * 1000)))
