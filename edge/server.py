@@ -39,7 +39,7 @@ from edge.wait_watch import WaitWatch
 from infra.history import History, HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE, open_history
 from infra.log.epoch import topic_epoch
-from infra.log.span_reader import SpanFailed, SpanReader
+from infra.log.span_reader import START_WAIT_MS_MAX, SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
 from infra.models import ModelFileMissingError, PromptModel, UnknownModelError, load_model
 from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_requested
@@ -48,6 +48,8 @@ from infra.settings import exit_with_usage_error, kafka_bootstrap, read_settings
 from producers.log_writer import LogWriter
 from schemas.topics import ACCOUNT_SNAPSHOTS, ADMISSIONS, TOKENS, WORKERS
 
+# A client waits for it.
+CLIENT_SPAN_WAIT_MS_MAX: Final = 10_000
 CAUGHT_UP_WAIT_S_MAX: Final = 60.0
 HOUSEKEEPING_EVERY_S: Final = 1.0
 SHUTDOWN_S_MAX: Final = 2
@@ -120,7 +122,11 @@ async def open_edge(
             LogWriter(bootstrap=bootstrap, client_id="turnlog-edge")
         )
         reader = await stack.enter_async_context(
-            SpanReader(bootstrap=bootstrap, client_id="turnlog-edge-spans")
+            SpanReader(
+                bootstrap=bootstrap,
+                client_id="turnlog-edge-spans",
+                span_wait_ms_max=CLIENT_SPAN_WAIT_MS_MAX,
+            )
         )
         partitions = await writer.partitions_of(TOKENS)
         rows, row_ends = await open_tail(
@@ -131,7 +137,9 @@ async def open_edge(
         for tail in (rows, reports, tokens):
             await stack.enter_async_context(tail)
         # After the tail's start, so that what was queued before it was most likely admitted before this.
-        admitted = await reader.bounds(ADMISSIONS, list(range(partitions)))
+        admitted = await reader.bounds(
+            ADMISSIONS, list(range(partitions)), wait_ms_max=START_WAIT_MS_MAX
+        )
         appends = Appends(writer)
         runs = RunTable(epoch=epoch, starts=token_ends, now=time.monotonic)
         runs.on_written = metrics.written
@@ -249,7 +257,7 @@ def main() -> None:
     try:
         asyncio.run(serve(settings))
     except* (KafkaError, OffsetsGone, ProducerBroken, SpanFailed, TimeoutError) as group:
-        names = sorted({type(error).__name__ for error in group.exceptions})
+        names = sorted({f"{type(error).__name__} {error}".strip() for error in group.exceptions})
         log.error("the log cannot be used: %s", ", ".join(names))  # noqa: TRY400
         os._exit(DEFECT_EXIT)
 

@@ -13,7 +13,7 @@ from typing import Final
 from edge.runs import RunTable
 from edge.soft_views import Accounts, BrokerClock, Workers
 from infra.log.records import BadRecord, LogRecord
-from infra.log.span_reader import SpanReader
+from infra.log.span_reader import START_WAIT_MS_MAX, SpanReader
 from infra.log.tail import Tail
 from producers.log_writer import AppendFailed, LogWriter
 from producers.parking import park
@@ -28,7 +28,8 @@ async def open_tail(
     bootstrap: str, reader: SpanReader, topic: Topic, partitions: int, *, from_start: bool = False
 ) -> tuple[Tail, dict[int, int]]:
     """A tail of the whole topic, not yet entered, and the end offset of each partition as it is now."""
-    bounds = await reader.bounds(topic, list(range(partitions)))
+    every = list(range(partitions))
+    bounds = await reader.bounds(topic, every, wait_ms_max=START_WAIT_MS_MAX)
     starts = {p: (b.first if from_start else b.end) for p, b in bounds.items()}
     tail = Tail(bootstrap=bootstrap, client_id="turnlog-edge", topic=topic, starts=starts)
     return tail, {p: b.end for p, b in bounds.items()}

@@ -20,7 +20,8 @@ from infra.log.tail import OffsetsGone
 from schemas.topics import Topic
 
 POLL_WAIT_MS: Final = 20
-SPAN_WAIT_MS_MAX: Final = 10_000
+SPAN_WAIT_MS_MAX: Final = 30_000
+"""As long as a broker may take that is busy making its topics, or shares a core with much else."""
 READERS_MAX: Final = 4
 PLACE_WAIT_MS_MAX: Final = 30_000
 START_WAIT_MS_MAX: Final = 30_000
@@ -49,11 +50,13 @@ class SpanReader:
         client_id: str,
         readers_max: int = READERS_MAX,
         place_wait_ms_max: int = PLACE_WAIT_MS_MAX,
+        span_wait_ms_max: int = SPAN_WAIT_MS_MAX,
     ) -> None:
-        """`place_wait_ms_max`: how long a span waits for one of the `readers_max` consumers."""
+        """`place_wait_ms_max`: how long a span waits for one of the `readers_max` consumers; `span_wait_ms_max`: for the broker."""
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._place_wait_ms_max = place_wait_ms_max
+        self._span_wait_ms_max = span_wait_ms_max
         self._idle: asyncio.LifoQueue[AIOKafkaConsumer | None] = asyncio.LifoQueue(readers_max)
         for _ in range(readers_max):
             self._idle.put_nowait(None)  # A place for a consumer that is built when first needed.
@@ -104,12 +107,14 @@ class SpanReader:
                 raise SpanFailed(f"{source.topic}/{source.partition}") from error
             raise
 
-    async def bounds(self, topic: Topic, partitions: list[int]) -> dict[int, Bounds]:
-        """The kept span of each partition. Raises SpanFailed."""
+    async def bounds(
+        self, topic: Topic, partitions: list[int], *, wait_ms_max: int | None = None
+    ) -> dict[int, Bounds]:
+        """The kept span of each partition. Raises SpanFailed after `wait_ms_max`, else as long as this reader waits for a span."""
         assert self._offsets is not None, "enter the SpanReader first"
         wanted = [TopicPartition(topic.name, partition) for partition in partitions]
         try:
-            async with asyncio.timeout(SPAN_WAIT_MS_MAX / 1000):
+            async with asyncio.timeout((wait_ms_max or self._span_wait_ms_max) / 1000):
                 first = await self._offsets.beginning_offsets(wanted)
                 end = await self._offsets.end_offsets(wanted)
         except (KafkaError, TimeoutError) as error:
@@ -123,7 +128,7 @@ class SpanReader:
         """
         admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap, client_id=self._client_id)
         try:
-            async with asyncio.timeout(SPAN_WAIT_MS_MAX / 1000):
+            async with asyncio.timeout(self._span_wait_ms_max / 1000):
                 await admin.start()
                 (found,) = await admin.describe_topics([topic.name])
         except (KafkaError, TimeoutError) as error:
@@ -144,7 +149,7 @@ class SpanReader:
         """Batches of the records with start <= offset < end, in order; with `only_key` those that have it (a batch may be empty).
 
         `end` must not lie beyond the partition's end. Raises OffsetsGone where `start` is older than what is kept, SpanFailed
-        after SPAN_WAIT_MS_MAX without a record, or where no reader is free or none can connect.
+        after `span_wait_ms_max` without a record, or where no reader is free or none can connect.
         """
         if start >= end:
             return
@@ -168,7 +173,7 @@ class SpanReader:
 
     async def _next(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> list:  # type: ignore[type-arg]
         try:
-            async with asyncio.timeout(SPAN_WAIT_MS_MAX / 1000):
+            async with asyncio.timeout(self._span_wait_ms_max / 1000):
                 while True:
                     found = await consumer.getmany(source, timeout_ms=POLL_WAIT_MS * 5)
                     if batch := found.get(source):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.command.topics import apply_topics
+from tests.integration.class_archive import use_class_archive
 from tests.integration.edge_peers import MODEL, EdgeProcess, ScriptedPeer, scripted_peer
 from tests.integration.processes import last_words, started_so_far
 from tests.integration.running import RunningBroker, RunningSystem
@@ -34,6 +35,11 @@ def pytest_runtest_makereport(
     if report.failed:
         report.sections.append((PROCESSES, last_words(item.stash.get(_begun, 0))))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _class_archive() -> None:
+    use_class_archive()
 
 
 @pytest.fixture(scope="session")
