@@ -36,10 +36,12 @@ _BURST_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedFaults:
-    """What goes wrong, for requests whose attempt is at most `attempts_max`. Numbers of tokens are
-    of one attempt; None never. A mute stream makes nothing more and confirms nothing."""
+    """What goes wrong, for requests whose attempt is at most `attempts_max` and whose prompt has at
+    least `prompt_tokens_min`. Numbers of tokens are of one attempt; None never. A mute stream makes
+    nothing more and confirms nothing."""
 
     attempts_max: int = 1
+    prompt_tokens_min: int = 0
     die_after_tokens: int | None = None
     mute_after_tokens: int | None = None
     error_after_tokens: int | None = None
@@ -149,7 +151,8 @@ class ScriptedEngine:
     async def _speak(self, seat: Seat) -> None:
         """One attempt, from the prompt to the slot's release."""
         faults, request = self._settings.faults, seat.request
-        faulty = request.attempt <= faults.attempts_max
+        long = len(request.prompt_ids) >= faults.prompt_tokens_min
+        faulty = long and request.attempt <= faults.attempts_max
         await self._pause(seat, self._settings.prefill_delay_s)
         seat.prefilled(cached=0)
         room = self._settings.context_window - len(request.prompt_ids) - request.emitted_count
