@@ -77,9 +77,12 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
-    """The live workers of one model. `extra` counts by worker and lane what V4 adds."""
+    """The live workers of one model. `owned` are the partitions that have an owner, in order; `extra` counts by worker and lane what V4
+    adds.
+    """
 
     owners: Mapping[int, WorkerSeen]
+    owned: Sequence[int]
     extra: Mapping[str, Mapping[Lane, int]]
     queued_requests: Mapping[Lane, int]
     queued_tokens: Mapping[Lane, int]
@@ -149,6 +152,7 @@ def _model_load(model: str, workers: list[WorkerSeen], sent: list[Sent]) -> Mode
         work -= max(0, report.slots - report.busy) * used_tokens(report)
     return ModelLoad(
         owners=owners,
+        owned=sorted(owners),
         extra=extra,
         queued_requests=requests,
         queued_tokens=tokens,
@@ -164,16 +168,18 @@ def with_sent(fleet: Fleet, sent: Sent) -> Fleet:
         owner = load.owners.get(sent.partition) if load is not None else None
         if load is None or owner is None:
             continue
-        claimed = claimed_tokens(owner.report, sent.lane)
-        one = Counter({sent.lane: 1})
-        name = owner.report.worker_id
+        lane, name = sent.lane, owner.report.worker_id
         models[model] = replace(
             load,
-            extra={**load.extra, name: one + Counter(load.extra[name])},
-            queued_requests=one + Counter(load.queued_requests),
-            queued_tokens=Counter({sent.lane: claimed}) + Counter(load.queued_tokens),
+            extra={**load.extra, name: _more(load.extra[name], lane, 1)},
+            queued_requests=_more(load.queued_requests, lane, 1),
+            queued_tokens=_more(load.queued_tokens, lane, claimed_tokens(owner.report, lane)),
         )
     return replace(fleet, models=models)
+
+
+def _more(counts: Mapping[Lane, int], lane: Lane, count: int) -> dict[Lane, int]:
+    return {**counts, lane: counts.get(lane, 0) + count}
 
 
 def pace(report: WorkerLoadReported) -> float:

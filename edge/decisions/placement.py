@@ -10,6 +10,7 @@ An overload is a wait in the run's own lane, from the newest report (`load_view.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -43,14 +44,16 @@ def choose_partition(
     home_wait_ms = wait_of(home)
     if home_wait_ms <= OVERLOADED_WAIT_MS:
         return home  # P1
-    owned = sorted(
-        partition for partition in load.owners if partition != home and partition < partitions
-    )
-    if not owned:
+    owned = load.owned[: bisect_left(load.owned, partitions)]
+    at = bisect_left(owned, home)
+    is_owned = home in load.owners
+    count = len(owned) - is_owned
+    if count <= 0:
         return home
-    others = [owned[draw % len(owned)] for draw in draws]
+    picked = [draw % count for draw in draws]
+    others = [owned[place + (is_owned and place >= at)] for place in picked]
     best = min(others, key=wait_of)
-    if home in load.owners and wait_of(best) >= home_wait_ms:
+    if is_owned and wait_of(best) >= home_wait_ms:
         return home
     return best  # P2
 

@@ -35,6 +35,7 @@ class Fleet:
         self._timeline = timeline
         self._tokens = tokens
         self._reported = reported
+        self._end_ms = scenario.end_ms
         self._requests: dict[tuple[str, int], dict[str, Run]] = {}
         self.nodes: dict[str, list[Node]] = {SMALL: [], LARGE: []}
         self.owners: dict[str, list[Node]] = {}
@@ -152,6 +153,8 @@ class Fleet:
             self.move(node.model, min(most.partitions), node)
 
     def _report(self, node: Node) -> None:
+        if self._timeline.now > self._end_ms:
+            return  # Nobody sends any more, so nobody asks.
         self._timeline.after(REPORT_MS, self._report, node)
         if node.alive and not node.cut_off:
             report = node.report()
