@@ -157,7 +157,12 @@ class Ledger:
         self.queued_runs += 1
         self.open_runs += 1
         self._runs[run.run_id] = run
-        before = self._runs.get(queued.after_run_id or "")
+        self._begins(run, run)
+
+    def _begins(self, run: Run, behind: Run) -> None:
+        """It generates from now on, unless the one that `behind` waited for goes on."""
+        queued = behind.state.queued
+        before = self._runs.get((queued.after_run_id if queued is not None else None) or "")
         if before is not None and not before.state.ended:
             self._behind.setdefault(before.run_id, []).append(run)
             return
@@ -174,12 +179,12 @@ class Ledger:
             )
 
     def _end(self, run: Run) -> None:
-        for waiting in self._behind.pop(run.run_id, []):
-            if not waiting.state.ended:
-                self._generates(waiting)
         if run.run_id in self._counted:
             self._counted.discard(run.run_id)
             self._generating[run.ask.account_id] -= 1
+        for waiting in self._behind.pop(run.run_id, []):
+            if not waiting.state.ended:
+                self._begins(waiting, run)
 
     def at_rest(self) -> None:
         """Nobody sends, everything has ended: nothing is open, everything is settled once."""

@@ -76,7 +76,11 @@ class Fleet:
         run = self._tokens.runs.get(prompt.run_id)
         if run is None or run.state.ended:
             return
-        before = self._tokens.runs.get(prompt.after_run_id or "")
+        self._assemble(run, prompt.after_run_id)
+
+    def _assemble(self, run: Run, after_run_id: str | None) -> None:
+        """It waits for its parents: also for the one that the one before it waited for."""
+        before = self._tokens.runs.get(after_run_id or "")
         if before is not None and not before.state.ended:
             self._behind.setdefault(before.run_id, []).append(run)
             return
@@ -108,8 +112,9 @@ class Fleet:
                 owner = self.owners[run.model][run.partition]
                 if owner.alive and not owner.cut_off:
                     owner.ended(run)
+            queued = run.state.queued
             for behind in self._behind.pop(run.run_id, []):
-                self._timeline.after(CONTEXT_MS + INTAKE_MS, self._request, behind)
+                self._assemble(behind, queued.after_run_id if queued is not None else None)
 
     def flush(self, run: Run) -> None:
         """What the run's worker made by now lies on the log."""
