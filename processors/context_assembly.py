@@ -266,12 +266,11 @@ class ContextAssembly:
             return Missing(message_id=prompt.chat_id)
         if facts.account_id != prompt.account_id:
             return _Failed(detail="the chat belongs to another account")
-        before = prompt.after_message_id
-        if before is not None:
+        if prompt.after_run_id is not None:
             if self._memory.has(prompt.chat_id, prompt.assistant_message_id):
                 return _Over()
-            if not self._memory.has(prompt.chat_id, before):
-                return Missing(message_id=before)
+            if (awaited := self._memory.awaited(prompt)) is not None:
+                return Missing(message_id=awaited)
         branch = self._memory.branch(prompt.chat_id, prompt.parent_id)
         match branch:
             case Branch():

@@ -86,9 +86,8 @@ def ended(run: OpenReservation) -> OpenReservation:
 
 
 def may_generate(live: list[OpenReservation]) -> int:
-    """How many of these runs, none of which has ended, may generate at once: those that wait for none of the others."""
-    ids = {run.run_id for run in live}
-    return sum(1 for run in live if run.after_run_id not in ids)
+    """How many of these runs, none of which has ended, may generate at once: one of each chat, since the others wait for it (Q6)."""
+    return len({run.chat_id for run in live})
 
 
 def snapshot(account: AccountState) -> AccountSnapshot:

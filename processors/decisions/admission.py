@@ -5,7 +5,8 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
   Q5  No limits known in this partition yet: refused as overloaded. A tier without limits: refused, model_not_allowed.
   Q6  Runs of the same chat are open and have not ended. `reject`: refused, run_in_progress. `enqueue`: the prompt waits behind the newest
       of them, of which at most `enqueued_runs_max` may wait. `interrupt`: if it is admitted, all of them are cancelled first, those that
-      wait too, and it comes behind the newest. Either way that one's answer is its parent, unless the client named another.
+      wait too, and it comes behind the newest. Either way that one's answer is its parent, unless the client named another, and it
+      starts when all of them have ended: one in the middle may be cancelled, and those before it go on.
   Q7  Rates (rules V1 to V4), requests before tokens: refused, rate_limited.
   Q8  As many runs may generate at once as the tier allows: refused, too_many_runs. One that waits for another adds none. As many are not
       measured, ended or not, as a snapshot can hold: refused, overloaded; it takes an outage of the recorder to come to that.
@@ -77,6 +78,7 @@ class _Case:
     level: int
     step: Step
     live: list[OpenReservation]
+    of_chat: list[OpenReservation]
     after: OpenReservation | None
     interrupted: list[OpenReservation]
 
@@ -123,13 +125,14 @@ def decide_prompt(
         level=level,
         step=step(limits, level, prompt.tier, prompt.load),
         live=[run for run in live if run not in interrupted] if interrupted else live,
+        of_chat=of_chat,
         # A run without an answer's id was admitted before runs could wait for it.
         after=of_chat[-1] if of_chat and of_chat[-1].assistant_message_id else None,
         interrupted=interrupted,
     )
     choice = _choice(case)
     for refused in (
-        _busy(case, of_chat),
+        _busy(case),
         _rate(case, choice),
         _open_runs(case),
         _seats(case),
@@ -174,13 +177,13 @@ def _choice(case: _Case) -> _Choice | None:
     return _Choice(model=asked, needed=needed, downgraded_from=None)
 
 
-def _busy(case: _Case, of_chat: list[OpenReservation]) -> Refusal | None:
+def _busy(case: _Case) -> Refusal | None:
     """Q6."""
-    if not of_chat or case.interrupted:
+    if not case.of_chat or case.interrupted:
         return None
     if case.prompt.on_busy is OnBusy.REJECT or case.after is None:
         return Refusal(reason=RefusalReason.RUN_IN_PROGRESS)
-    if len(of_chat) > case.tier.enqueued_runs_max:
+    if len(case.of_chat) > case.tier.enqueued_runs_max:
         return Refusal(
             reason=RefusalReason.TOO_MANY_RUNS,
             retry_after_ms=RETRY_OPEN_RUNS_MS,
@@ -395,6 +398,9 @@ def _admitted(
             quota_limited=given.quota_limited,
             after_run_id=after.run_id if after is not None else None,
             after_message_id=after.assistant_message_id if after is not None else None,
+            behind_message_ids=tuple(
+                run.assistant_message_id for run in case.of_chat if run.assistant_message_id
+            ),
             ladder_level=case.level,
             downgraded_from=choice.downgraded_from,
             output_percent=case.step.output_percent,

@@ -8,6 +8,8 @@ Rules (cited by tests):
   M2  A message whose prompt was refused never comes: who waits for it is told at once.
   M3  A deleted chat stays deleted, whatever comes after.
   M4  Memory is bounded by chats and by characters, those of the names of refused messages too: the chat longest unused goes first.
+  M5  Who was enqueued waits for the answers of all runs that were open in its chat before it, not of the newest alone: that one may be
+      cancelled while those before it go on.
 """
 
 from __future__ import annotations
@@ -143,6 +145,13 @@ class ChatMemory:
         """Whether the message is known: an answer, once its run was concluded (M1)."""
         chat = self._chats.get(chat_id)
         return chat is not None and message_id in chat.messages
+
+    def awaited(self, prompt: PromptAdmitted) -> str | None:
+        """M5. An answer that the prompt waits for and that is not known, if any."""
+        # Who was admitted before there was a list waits for the newest.
+        newest = (prompt.after_message_id,) if prompt.after_message_id is not None else ()
+        answers = (*prompt.behind_message_ids, *newest)
+        return next((each for each in answers if not self.has(prompt.chat_id, each)), None)
 
     def branch(self, chat_id: str, leaf: str | None) -> Branch | Missing | NeverComes:
         """Walk from `leaf` to the root."""

@@ -11,7 +11,8 @@ class PromptAdmitted(Event, frozen=True, kw_only=True):
     """The prompt will be answered: on this model and lane, within this input budget and grant (tokens).
 
     `deadline_ms` is counted from the append time of the run's RunQueued. `after_run_id`: it waits for the end of that run of its chat,
-    whose answer is `after_message_id`. `ladder_level` is the pressure at which it was decided, `output_percent` what that left of the
+    whose answer is `after_message_id`, and for those of all others that were open in the chat then: `behind_message_ids` are their answers,
+    oldest first. `ladder_level` is the pressure at which it was decided, `output_percent` what that left of the
     answer which would have been granted; without `optional_work` a flex prompt would have been refused.
     """
 
@@ -33,6 +34,7 @@ class PromptAdmitted(Event, frozen=True, kw_only=True):
     quota_limited: bool = False
     after_run_id: str | None = None
     after_message_id: str | None = None
+    behind_message_ids: tuple[str, ...] = ()
     ladder_level: int = 0
     downgraded_from: str | None = None
     output_percent: int = 100

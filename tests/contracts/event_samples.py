@@ -277,6 +277,7 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
             quota_limited=True,
             after_run_id=RUN,
             after_message_id=ANSWER,
+            behind_message_ids=(ANSWER,),
             ladder_level=2,
             downgraded_from="larger",
             output_percent=50,

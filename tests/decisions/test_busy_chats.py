@@ -98,6 +98,29 @@ def test_enqueued_messages_wait_for_one_another_in_order_and_no_more_than_the_ti
     assert queued(chat.say("r5", OnBusy.ENQUEUE)).after_run_id == "r3"
 
 
+def test_a_message_waits_for_every_open_run_of_its_chat_so_that_none_may_be_cancelled_from_under_it() -> (
+    None
+):
+    chat = Chat()
+    chat.say("r1")
+    chat.say("elsewhere", chat="other")
+    assert admitted(chat.say("r2", OnBusy.ENQUEUE)).behind_message_ids == ("a-r1",)
+    third = admitted(chat.say("r3", OnBusy.ENQUEUE, parent_id="p", parent_given=True))
+    assert third.behind_message_ids == ("a-r1", "a-r2")
+    instead = admitted(chat.say("r4", OnBusy.INTERRUPT))
+    assert instead.behind_message_ids == ("a-r1", "a-r2", "a-r3")
+
+
+def test_of_a_chat_one_run_generates_whatever_became_of_those_between() -> None:
+    chat = Chat()
+    chat.say("r1")
+    chat.say("r2", OnBusy.ENQUEUE)
+    chat.say("r3", OnBusy.ENQUEUE)
+    queued(chat.say("r4", chat="other", ended_runs=("r2",)))
+    found = refusal(chat.say("r5", chat="third"))
+    assert (found.reason, found.limit) == (RefusalReason.TOO_MANY_RUNS, "open_runs_max")
+
+
 def test_a_run_that_waits_takes_no_place_of_those_that_may_generate_at_once() -> None:
     chat = Chat()
     chat.say("r1")

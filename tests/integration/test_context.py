@@ -261,8 +261,6 @@ async def test_an_enqueued_prompt_waits_for_the_run_before_it_and_one_that_ended
     first = admitted(chat.chat_id, "one")
     behind = {"after_run_id": first.run_id, "after_message_id": first.assistant_message_id}
     second = admitted(chat.chat_id, "two", parent=first.assistant_message_id, **behind)
-    # The client named another parent: it waits all the same.
-    aside = admitted(chat.chat_id, "aside", **behind)
     cancelled = admitted(chat.chat_id, "never", parent=first.assistant_message_id, **behind)
     after_it = admitted(
         chat.chat_id,
@@ -270,6 +268,14 @@ async def test_an_enqueued_prompt_waits_for_the_run_before_it_and_one_that_ended
         parent=cancelled.assistant_message_id,
         after_run_id=cancelled.run_id,
         after_message_id=cancelled.assistant_message_id,
+    )
+    # The client named another parent: it waits all the same, and for each that came before it.
+    aside = admitted(
+        chat.chat_id,
+        "aside",
+        after_run_id=cancelled.run_id,
+        after_message_id=cancelled.assistant_message_id,
+        behind_message_ids=(first.assistant_message_id, cancelled.assistant_message_id),
     )
     quick = new_chat("")
     with PartProcess(CONTEXT, tmp_path, bootstrap=bootstrap) as context:

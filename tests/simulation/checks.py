@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, cast
 
 from infra.verify.findings import Record as AuditRecord
@@ -17,7 +16,7 @@ from infra.verify.judgement import Audit
 from infra.verify.verdicts import Kind
 from processors.decisions.account_partition import AccountPartition
 from schemas.events.account_snapshots import AccountSnapshotEvent
-from schemas.events.accounts import AccountEvent, LimitsChanged, PromptSubmitted, UsageMeasured
+from schemas.events.accounts import AccountEvent, UsageMeasured
 from schemas.events.generations import GenerationRequested
 from schemas.events.outcomes import RunConcluded
 from schemas.events.tokens import (
@@ -26,7 +25,6 @@ from schemas.events.tokens import (
     RunCancelled,
     RunEnded,
     RunEvent,
-    RunQueued,
 )
 from schemas.events.usage import UsageSettled
 from schemas.run_fold import NEW_RUN, RunState, fold
@@ -40,8 +38,9 @@ from schemas.topics import (
     USAGE,
     generations,
 )
-from schemas.vocabulary import CancelReason, EndWriter, FinishReason, OnBusy
-from tests.simulation.clients import SHORT_DEADLINE_MS
+from schemas.vocabulary import EndWriter, FinishReason
+from tests.simulation.busy_checks import Accepted, broken, busy_chats
+from tests.simulation.clients import LONG_DEADLINE_MS
 from tests.simulation.engine import incoherent
 from tests.simulation.log import Record
 from tests.simulation.simulation import Simulation
@@ -51,22 +50,13 @@ from tests.simulation.world import KEYED_PARTITIONS, LANES, MODEL, TOKEN_PARTITI
 AT_REST_MS: Final = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """A record that the run fold accepted."""
-
-    record: Record
-    event: RunEvent
-    ends: bool
-
-
 def check(run: Simulation) -> list[Violation]:
     """Every invariant that a seed can break. Counts what it saw into the world's `sometimes`."""
     audit = _audit(run)
     accepted = _accepted(run)
     violations = list(audit.judge().violations)
     if not run.rested:
-        violations.append(_broken("I1", "-", "the system does not come to rest"))
+        violations.append(broken("I1", "-", "the system does not come to rest"))
     for each in (
         _liveness(run, audit),
         _coherence(audit),
@@ -75,17 +65,12 @@ def check(run: Simulation) -> list[Violation]:
         _context_failures(accepted),
         _bills(run, audit),
         _viewers(run, audit),
-        _open_runs(run, accepted),
-        _waiting_runs(run, accepted),
+        busy_chats(run, accepted),
         _restored(run, audit),
     ):
         violations.extend(each)
     _count(run, audit)
     return violations
-
-
-def _broken(invariant: str, subject: str, detail: str) -> Violation:
-    return Violation(invariant=invariant, subject=subject, detail=detail)
 
 
 def _audit(run: Simulation) -> Audit:
@@ -148,20 +133,20 @@ def _liveness(run: Simulation, audit: Audit) -> Iterator[Violation]:
         if queued is None:
             continue
         if not facts.state.ended:
-            yield _broken("I1", facts.run_id, "no terminal")
+            yield broken("I1", facts.run_id, "no terminal")
         elif (
             facts.state.finish_reason is FinishReason.DEADLINE
-            and queued.deadline_ms > SHORT_DEADLINE_MS
+            and queued.deadline_ms >= LONG_DEADLINE_MS
             and not run.workers_died
         ):
             if facts.run_id in failed:
                 run.world.sometimes["context failed before the queue"] += 1
                 continue
-            yield _broken("I13", facts.run_id, "it was queued, workers live, and nobody answered")
+            yield broken("I13", facts.run_id, "it was queued, workers live, and nobody answered")
     for run_id in run.client.admitted_runs:
         known = audit.runs.runs.get(run_id)
         if known is None or known.state.queued is None:
-            yield _broken("I13", run_id, "it was answered 200, and is not queued")
+            yield broken("I13", run_id, "it was answered 200, and is not queued")
 
 
 def _coherence(audit: Audit) -> Iterator[Violation]:
@@ -169,7 +154,7 @@ def _coherence(audit: Audit) -> Iterator[Violation]:
     for facts in audit.runs.runs.values():
         at = incoherent(facts.state.text)
         if at is not None:
-            yield _broken("I3", facts.run_id, f"token {at} does not follow what lies before it")
+            yield broken("I3", facts.run_id, f"token {at} does not follow what lies before it")
 
 
 def _cancels(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
@@ -182,7 +167,7 @@ def _cancels(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator[V
         for each in accepted.get(run_id, ()):
             after = each.record.offset > offset
             if after and not each.ends and not isinstance(each.event, RunCancelled):
-                yield _broken("I8", run_id, f"{type(each.event).__name__} counted after its cancel")
+                yield broken("I8", run_id, f"{type(each.event).__name__} counted after its cancel")
 
 
 def _ends(accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
@@ -192,7 +177,7 @@ def _ends(accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
         if isinstance(last, RunEnded) and last.writer is EndWriter.WORKER:
             attempts = [each.event for each in records if isinstance(each.event, AttemptStarted)]
             if not attempts or attempts[-1].nonce != last.nonce:
-                yield _broken("I3", run_id, "a fenced attempt ended it")
+                yield broken("I3", run_id, "a fenced attempt ended it")
 
 
 def _context_failures(accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
@@ -201,7 +186,7 @@ def _context_failures(accepted: dict[str, list[Accepted]]) -> Iterator[Violation
         begun = any(isinstance(each.event, AttemptStarted) for each in records)
         last = records[-1].event
         if begun and isinstance(last, RunEnded) and last.writer is EndWriter.CONTEXT:
-            yield _broken("I13", run_id, "context ended an answer that had begun")
+            yield broken("I13", run_id, "context ended an answer that had begun")
 
 
 def _bills(run: Simulation, audit: Audit) -> Iterator[Violation]:
@@ -223,14 +208,14 @@ def _bills(run: Simulation, audit: Audit) -> Iterator[Violation]:
                 0,
                 prompts.get(event.run_id),
             ):
-                yield _broken("I5", event.run_id, "settled input is not the assembled prompt")
+                yield broken("I5", event.run_id, "settled input is not the assembled prompt")
     for (run_id, kind), found in ids.items():
         if len(found) > 1:
-            yield _broken("I5", run_id, f"{kind} under {len(found)} ids")
+            yield broken("I5", run_id, f"{kind} under {len(found)} ids")
     for partition_again in audit.accounts._again.values():
         for account in partition_again._accounts.values():
             if account.open or any(use.reserved for use in account.windows):
-                yield _broken("I6", account.account_id, "tokens are reserved at rest")
+                yield broken("I6", account.account_id, "tokens are reserved at rest")
 
 
 def _viewers(run: Simulation, audit: Audit) -> Iterator[Violation]:
@@ -242,95 +227,19 @@ def _viewers(run: Simulation, audit: Audit) -> Iterator[Violation]:
     }
     for viewer in run.client.viewers:
         for complaint in viewer.complaints:
-            yield _broken("I4", viewer.run_id, complaint)
+            yield broken("I4", viewer.run_id, complaint)
         facts = audit.runs.runs.get(viewer.run_id)
         if facts is None or facts.state.queued is None:
             continue
         stored = concluded.get(viewer.run_id)
         if viewer.ended is None:
-            yield _broken("I4", viewer.run_id, "a viewer never saw the end")
+            yield broken("I4", viewer.run_id, "a viewer never saw the end")
         elif stored is None:
-            yield _broken("I4", viewer.run_id, "the answer is not stored")
+            yield broken("I4", viewer.run_id, "the answer is not stored")
         elif (viewer.text, viewer.tokens) != (stored.text, stored.output_tokens):
-            yield _broken("I4", viewer.run_id, f"shown {viewer.text!r}, stored {stored.text!r}")
+            yield broken("I4", viewer.run_id, f"shown {viewer.text!r}, stored {stored.text!r}")
         elif viewer.ended.finish_reason is not stored.finish_reason:
-            yield _broken("I4", viewer.run_id, "the end that was shown is not the one stored")
-
-
-def _open_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
-    """C4: when a run was admitted, no more runs of its account could generate in truth than its tier allows, and none of its chat.
-
-    A run that admission itself cancels is over for it with that decision.
-    """
-    ended = _decided_ends(run)
-    queued: dict[str, RunQueued] = {}
-    for run_id, records in accepted.items():
-        for each in records:
-            if isinstance(each.event, RunQueued):
-                queued[run_id] = each.event
-            if each.ends:
-                ended[run_id] = min(each.record.seq, ended.get(run_id, each.record.seq))
-    for partition in run.world.log.partitions(ACCOUNTS):
-        limits: LimitsChanged | None = None
-        admitted: dict[str, dict[str, RunQueued]] = defaultdict(dict)
-        for record in partition.records:
-            event = record.event
-            if isinstance(event, LimitsChanged):
-                limits = event
-            if not isinstance(event, PromptSubmitted) or event.run_id not in queued:
-                continue
-            others = admitted[event.account_id]
-            if event.run_id in others:
-                continue
-            mine = others[event.run_id] = queued[event.run_id]
-            now = {
-                other: each
-                for other, each in others.items()
-                if ended.get(other, record.seq) >= record.seq and other != event.run_id
-            }
-            at_once = sum(1 for each in now.values() if each.after_run_id not in now)
-            assert limits is not None, "limits come first"
-            if mine.after_run_id in now:
-                run.world.sometimes["enqueued"] += 1
-                if event.on_busy is OnBusy.REJECT:
-                    yield _broken("C4", event.run_id, "enqueued though it asked to be rejected")
-                continue
-            if at_once >= limits.tiers[event.tier].open_runs_max:
-                yield _broken("C4", event.run_id, f"admitted beside {at_once} open runs")
-            if any(each.chat_id == event.chat_id for each in now.values()):
-                yield _broken("C4", event.run_id, "admitted beside an open run of its chat")
-
-
-def _decided_ends(run: Simulation) -> dict[str, int]:
-    """Runs that admission cancelled, with the moment before the record that decided it."""
-    decided: dict[str, int] = {}
-    for record in run.world.log.records(ACCOUNTS):
-        decided.setdefault(record.event_id, record.seq - 1)
-    found: dict[str, int] = {}
-    for record in run.world.log.records(TOKENS):
-        match record.event:
-            case RunCancelled(reason=CancelReason.INTERRUPT | CancelReason.LIMITS) as cancelled:
-                run.world.sometimes[f"cancelled for {cancelled.reason.value}"] += 1
-                found[cancelled.run_id] = decided[record.cause_id]
-            case _:
-                pass
-    return found
-
-
-def _waiting_runs(run: Simulation, accepted: dict[str, list[Accepted]]) -> Iterator[Violation]:
-    """A6: no run starts before the one that it was enqueued behind has ended, and it continues from that one's answer."""
-    for run_id, records in accepted.items():
-        queued = next((r.event for r in records if isinstance(r.event, RunQueued)), None)
-        if queued is None or queued.after_run_id is None:
-            continue
-        before = accepted[queued.after_run_id]
-        first = next((r for r in records if isinstance(r.event, AttemptStarted)), None)
-        end = next((r for r in before if r.ends), None)
-        if first is not None and (end is None or end.record.seq > first.record.seq):
-            yield _broken("A6", run_id, "it started before the run that it waits for had ended")
-        answers = [r.event.assistant_message_id for r in before if isinstance(r.event, RunQueued)]
-        if queued.parent_id not in answers:
-            yield _broken("A6", run_id, "its parent is not the answer that it waited for")
+            yield broken("I4", viewer.run_id, "the end that was shown is not the one stored")
 
 
 def _restored(run: Simulation, audit: Audit) -> Iterator[Violation]:
@@ -351,7 +260,7 @@ def _restored(run: Simulation, audit: Audit) -> Iterator[Violation]:
             )
         for account_id, account in again._accounts.items():
             if restored.account(account_id) != account:
-                yield _broken("I12", account_id, "from the snapshots it is another account")
+                yield broken("I12", account_id, "from the snapshots it is another account")
 
 
 def _count(run: Simulation, audit: Audit) -> None:

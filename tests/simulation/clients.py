@@ -67,6 +67,8 @@ class Intent:
     fingerprint: str
     on_busy: OnBusy
     content: str = "?"
+    from_root: bool = False
+    """It names its parent: none, so it begins another branch of its chat."""
 
 
 class _Serving(Protocol):
@@ -119,6 +121,7 @@ class Client:
                 (OnBusy.REJECT, OnBusy.REJECT, OnBusy.ENQUEUE, OnBusy.INTERRUPT)
             ),
             content=world.rng.choice(("?",) * 15 + (BLOCKED_PHRASES[0],)),
+            from_root=world.chance(0.25),
         )
         if intent.key is not None:
             self._keyed.append(intent)

@@ -156,12 +156,11 @@ class Context(Member[int]):
         facts = self._memory.facts(prompt.chat_id)
         if facts is None or facts.system_prompt is None:
             return Missing(message_id=prompt.chat_id)
-        before = prompt.after_message_id
-        if before is not None:
+        if prompt.after_run_id is not None:
             if self._memory.has(prompt.chat_id, prompt.assistant_message_id):
                 return None
-            if not self._memory.has(prompt.chat_id, before):
-                return Missing(message_id=before)
+            if (awaited := self._memory.awaited(prompt)) is not None:
+                return Missing(message_id=awaited)
         return self._memory.branch(prompt.chat_id, prompt.parent_id)
 
     def _recall(self, number: int, prompt: PromptAdmitted, missing: Missing) -> None:

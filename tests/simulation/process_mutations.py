@@ -246,7 +246,7 @@ ADMISSION_MUTATIONS: Final = (
     Mutation(
         rule="Q6: one run of a chat at a time",
         swaps=(
-            swap(admission, "_busy", lambda case, of_chat: None),
+            swap(admission, "_busy", lambda case: None),
             swap(admission, "_admitted", _as_in_an_idle_chat),
         ),
         caught_by={"C4"},
