@@ -49,7 +49,7 @@ from schemas.topics import ACCOUNT_SNAPSHOTS
 from schemas.vocabulary import Tier
 
 RATES: Final = (100, 200, 400, 600, 800, 1_000, 1_200, 1_600)
-HOT_RATES: Final = (100, 200, 300, 400, 500, 600, 800)
+HOT_RATES: Final = (100, 200, 400, 600, 800, 1_000)
 WARM_UP_PER_S: Final = 100
 WARM_UP_S: Final = 3.0
 LIFE_S: Final = 1.0
