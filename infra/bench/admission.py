@@ -180,16 +180,18 @@ class _Bench:
                 await writer.until("sent")
                 took = time.monotonic() - since
                 machine = psutil.cpu_percent()
-                admission_s = self._admission.cpu_s() - admission_s
+                busy_s = self._admission.cpu_s() - admission_s
                 broker_s = cpu_seconds(self._stage.broker) - broker_s
                 written = await writer.written()
             await self._stage.until_decided()
+            # All that the step's prompts cost, also where they were decided after its end.
+            whole_s = self._admission.cpu_s() - admission_s
             found = await decisions_since(reader, before, written.run_ids)
         self._console.print(
             f"{rate:5d} prompts/s  decision ms p50 {found.p50_ms:6.1f}  p99 {found.p99_ms:7.1f}  most {found.most_ms:7.1f}  "
             f"{found.prompts} decided in truth at {found.per_s:.0f}/s, {found.refused} refused, undecided at most {found.backlog_max}, "
             f"last one {found.behind_ms:.0f} ms after\n"
-            f"      of a core: admission {admission_s / took:4.0%} ({admission_s * 1000 / found.prompts:.2f} ms a prompt, "
+            f"      of a core: admission {busy_s / took:4.0%} ({whole_s * 1000 / found.prompts:.2f} ms a prompt, "
             f"its settlement included), broker {broker_s / took:4.0%}, writer {written.cpu_s / took:4.0%} "
             f"(late by p99 {written.late_ms_p99:.1f} ms); the machine {machine:.0f}% busy"
         )

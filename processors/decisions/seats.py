@@ -81,7 +81,9 @@ def _place(uses: tuple[SeatUse, ...], name: str) -> int:
 
 def _with(seats: Seats, use: SeatUse) -> Seats:
     at = _place(seats.uses, use.seat)
-    there = at < len(seats.uses) and seats.uses[at].seat == use.seat
-    return Seats(
-        window=seats.window, uses=(*seats.uses[:at], use, *seats.uses[at + (1 if there else 0) :])
-    )
+    uses = list(seats.uses)
+    if at < len(uses) and uses[at].seat == use.seat:
+        uses[at] = use
+    else:
+        uses.insert(at, use)
+    return Seats(window=seats.window, uses=tuple(uses))
