@@ -65,6 +65,8 @@ class _Partition:
     rows: list[Row] = field(default_factory=list)
     committed: int = 0
     state: AccountPartition = field(default_factory=AccountPartition)
+    highest: int = 0
+    """The end of what was decided in any life."""
     life: int = 0
     """Of the process that owns it: what an earlier one booked does not happen."""
 
@@ -141,12 +143,14 @@ class Admission:
         )
         partition.since_save.append(decided)
         partition.decided = record.offset + 1
-        if decided.accounts and not isinstance(event, PromptSubmitted):
-            self._ledger.decided(decided.accounts[0])
+        again = record.offset < partition.highest
+        partition.highest = max(partition.highest, record.offset + 1)
         for output in decided.outputs:
             self._say(record, output)
-        if decided.accounts and isinstance(event, PromptSubmitted):
-            self.on_judged(event, decided.outputs, decided.accounts[0], partition.state.level)
+        if decided.accounts and not again:
+            self._ledger.decided(decided.accounts[0])
+            if isinstance(event, PromptSubmitted):
+                self.on_judged(event, decided.outputs, decided.accounts[0], partition.state.level)
 
     def _say(self, record: Record, output: AccountOutput) -> None:
         match output:

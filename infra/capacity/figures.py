@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from infra.capacity.clock import Timeline
 from infra.capacity.node import Node, lane_of
@@ -15,6 +16,9 @@ from processors.decisions.recorder import Seen
 from schemas.events.accounts import PromptSubmitted
 from schemas.events.tokens import RunEnded, RunQueued
 from schemas.vocabulary import Lane, Tier
+
+BACKLOG_MIN: Final = 2
+"""Whoever has so many requests waiting could take more than he gets."""
 
 Group = tuple[str, Lane]
 """A model and one of its lanes."""
@@ -224,6 +228,6 @@ class Figures:
             second.queued.setdefault(group, self.queued[group])
         if self.measured(now_ms):
             for group, waiting in self._waiting.items():
-                now = set(waiting)
+                now = {account for account, count in waiting.items() if count >= BACKLOG_MIN}
                 always = self.always_waiting.get(group)
                 self.always_waiting[group] = now if always is None else always & now

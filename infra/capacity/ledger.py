@@ -115,8 +115,7 @@ class Ledger:
     def judged(
         self, prompt: PromptSubmitted, outputs: Sequence[AccountOutput], account: AccountState
     ) -> None:
-        """A prompt was decided: the account's own books against these, and I7 where it was admitted."""
-        self.decided(account)
+        """A prompt was decided: I7 where it was admitted."""
         if not any(isinstance(output, QuotaReserved) for output in outputs):
             return
         limit = self._policy.tiers[prompt.tier].tokens_per_window
@@ -125,15 +124,16 @@ class Ledger:
             self._breaches.add("I7", f"{account.account_id} holds {held} of {limit} tokens")
 
     def decided(self, account: AccountState) -> None:
-        """I6: what it says is reserved and settled is what was said to the outside, after a restart too."""
+        """I6, when a record was decided for the first time: what is reserved and settled is what was said to the outside."""
         reserved = sum(use.reserved for use in account.windows)
         settled = sum(use.settled for use in account.windows)
         held = sum(run.input_tokens + run.output_tokens for run in account.open)
         if reserved != held:
             self._breaches.add("I6", f"{account.account_id} reserved {reserved}, open runs {held}")
-        # What a process decides again after a restart is behind what its former life has said.
-        if reserved + settled > self._open[account.account_id] + self._spent[account.account_id]:
-            self._breaches.add("I6", f"{account.account_id} holds more than was ever said")
+        said = self._open[account.account_id], self._spent[account.account_id]
+        if (reserved, settled) != said:
+            says = f"{account.account_id} reserved {reserved} and settled {settled}, said {said}"
+            self._breaches.add("I6", says)
 
     # What the token log says.
 

@@ -15,14 +15,13 @@ from typing import Final
 from infra.capacity.scenario import LARGE, OUTPUT_TOKENS_PAID, SMALL, Scenario
 from schemas.vocabulary import OnBusy, Tier
 
-FREE_SHARE: Final = 0.70
-PLUS_SHARE: Final = 0.20
-"""The rest are teams'."""
 ACCOUNT_EVERY_S: Final = 20.0
 """How often an account of the free and plus tiers sends, on average."""
-HEAVY_TEAMS: Final = 16
 HEAVY_SHARE: Final = 0.7
-"""Of what teams send; HEAVY_TEAMS of them send it, in equal parts, half of them with long answers. They want more than they get."""
+"""Of what teams send; a few of them send it, in equal parts, and want more than they get. Half of them want long answers (LONGER times the
+usual), the others send short prompts (SHORTER of the usual), so that a turn is not the same as a share."""
+LONGER: Final = 4
+SHORTER: Final = 0.3
 SMALL_TEAMS: Final = 2_000
 TEAM_SEATS: Final = 5_000
 POOR_EVERY: Final = 20
@@ -99,7 +98,7 @@ class People:
         random = self._random
         self._number += 1
         pattern, which = self._scenario.pattern, random.random()
-        long_answers = False
+        team = -1
         seat: str | None = None
         if which < pattern.abuser_share:
             account, tier = "abuser", Tier.PLUS
@@ -110,37 +109,37 @@ class People:
             chat = f"{account}-{seat}-{random.randrange(CHATS_AN_ACCOUNT)}"
         else:
             which = random.random()
-            if which < FREE_SHARE:
+            if which < pattern.free_share:
                 account, tier = f"free-{random.randrange(self._accounts)}", Tier.FREE
-            elif which < FREE_SHARE + PLUS_SHARE:
+            elif which < pattern.free_share + pattern.plus_share:
                 account, tier = f"plus-{random.randrange(self._accounts // 3)}", Tier.PLUS
             else:
-                account, tier, seat, long_answers = self._team()
+                account, tier, seat, team = self._team()
             whose = f"{account}-{seat}" if seat else account
             chat = f"{whose}-{random.randrange(CHATS_AN_ACCOUNT if not seat else 40)}"
-        return self._asked(account, tier, seat, chat, long_answers=long_answers)
+        return self._asked(account, tier, seat, chat, team=team)
 
-    def _team(self) -> tuple[str, Tier, str, bool]:
+    def _team(self) -> tuple[str, Tier, str, int]:
         random = self._random
         if random.random() < HEAVY_SHARE:
-            team = random.randrange(HEAVY_TEAMS)
+            team = random.randrange(self._scenario.heavy_teams)
             name = f"team-{team}"
         else:
             team = -1
             name = f"small-team-{random.randrange(SMALL_TEAMS)}"
         seat = f"seat-{random.randrange(400 if team >= 0 else 20)}"
-        return name, Tier.TEAM, seat, team % 2 == 0 and team >= 0
+        return name, Tier.TEAM, seat, team
 
-    def _asked(
-        self, account: str, tier: Tier, seat: str | None, chat: str, *, long_answers: bool
-    ) -> Ask:
+    def _asked(self, account: str, tier: Tier, seat: str | None, chat: str, *, team: int) -> Ask:
         random = self._random
         needed = max(4, round(random.lognormvariate(math.log(60), 1.0)))
         context = needed + round(random.lognormvariate(math.log(1_000), 0.9))
         output = max(1, round(random.lognormvariate(math.log(330), 0.9)))
         asked = random.choices((1_024, 2_048, 4_096), (50, 30, 20))[0]
-        if long_answers:
-            output *= 2
+        if team >= 0 and team % 2 == 0:
+            output *= LONGER
+        elif team >= 0:
+            context = needed + round(SHORTER * (context - needed))
         if tier is not Tier.FREE and random.random() < LONG_SHARE:
             output, asked = random.randint(*LONG_TOKENS), OUTPUT_TOKENS_PAID
         which = random.random()

@@ -28,7 +28,7 @@ class Recorder:
         self.late_ms = 0.0
         self._timeline = timeline
         self._tokens = tokens
-        self._send = send
+        self.send = send
         self._free_at = 0.0
         self._partitions = [Partition(0) for _ in range(scenario.partitions)]
         tokens.read(self._seen)
@@ -47,7 +47,7 @@ class Recorder:
         partition = self._partitions[number]
         found = partition.take(seen)
         if isinstance(found, Concluded):
-            self._send(found.usage, found.usage.account_id, found.usage_id)
+            self.send(found.usage, found.usage.account_id, found.usage_id)
             partition.acknowledged(found.run_id)
         else:
             assert found is None, "C1: from offset 0 on, nothing has to be read back"

@@ -147,7 +147,7 @@ def _fairness(outcome: Outcome) -> str:
         )
         for each in fairness(outcome)
     ]
-    heads = ("Lane", "accounts that always waited", "requests each", "Jain index")
+    heads = ("Lane", "accounts with a backlog all the time", "requests each", "Jain index")
     return _table(heads, rows, numbers=(1, 2, 3))
 
 

@@ -44,13 +44,17 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """Who sends how much when. `abuser_share` of the prompts are of one paying account, `team_share` of one team of 5,000 seats."""
+    """Who sends how much when. `abuser_share` of the prompts are of one paying account, `team_share` of one team of 5,000
+    seats; of the others `free_share` and `plus_share` are of these tiers, the rest of teams.
+    """
 
     name: str
     says: str
     rates: tuple[Rate, ...] = (Rate(at=0, share=1), Rate(at=1, share=1))
     abuser_share: float = 0.0
     team_share: float = 0.0
+    free_share: float = 0.7
+    plus_share: float = 0.2
 
 
 PATTERNS: Final = {
@@ -120,6 +124,11 @@ class Scenario:
     @property
     def edges(self) -> int:
         return max(2, round(self.prompts_per_s / 2_500))
+
+    @property
+    def heavy_teams(self) -> int:
+        """Teams that want more than they get. So few that a part of one is many requests."""
+        return max(4, min(16, self.workers // 20))
 
     @property
     def warm_up_ms(self) -> float:

@@ -4,33 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from infra.capacity.calibration import Calibration
 from infra.capacity.faults import FAULTS
 from infra.capacity.laws import Law, judge
-from infra.capacity.scenario import PATTERNS, Scenario, scenario_policy
+from infra.capacity.scenario import PATTERNS, Pattern, Scenario, scenario_policy
 from infra.capacity.simulation import Outcome, Simulation
 
 WORKERS = 8
-PROMPTS_PER_S = 240
-SECONDS = 6
+PROMPTS_PER_S = 200
+SECONDS = 4
+QUICK = Calibration(
+    slots=16, step_ms=2.0, step_ms_an_answer=0.1, prefill_tokens_per_s=60_000, kv_tokens=200_000
+)
+"""Answers end in two seconds, so a short simulation sees many."""
+
+
+CROWDED = Pattern(
+    name="crowded",
+    says="teams that want more than they get, and the free tier",
+    free_share=0.4,
+    plus_share=0.0,
+)
 
 
 def small(
-    pattern: str = "steady",
+    pattern: Pattern = PATTERNS["steady"],
     *,
     seed: int = 1,
     faults: tuple[str, ...] = (),
     prompts_per_s: float = PROMPTS_PER_S,
     seconds: int = SECONDS,
+    workers: int = WORKERS,
 ) -> Scenario:
     return Scenario(
         seed=seed,
-        pattern=PATTERNS[pattern],
+        pattern=pattern,
         prompts_per_s=prompts_per_s,
-        workers=WORKERS,
+        workers=workers,
         seconds=seconds,
         faults=faults,
-        policy=scenario_policy(WORKERS),
+        worker=QUICK,
+        policy=scenario_policy(workers),
     )
+
+
+def crowded() -> Scenario:
+    """Two workers for each model, and long enough that each team's part is many requests."""
+    return small(CROWDED, workers=4, prompts_per_s=130, seconds=15)
 
 
 def simulated(

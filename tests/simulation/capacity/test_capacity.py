@@ -16,7 +16,7 @@ BOOKS = ("(I1)", "(I5)", "(I6)", "(I7)", "cap", "Queues")
 
 @pytest.mark.parametrize("pattern", list(PATTERNS))
 def test_the_laws_hold_while_everything_breaks_that_can(pattern: str) -> None:
-    outcome = simulated(small(pattern, faults=EVERY_FAULT))
+    outcome = simulated(small(PATTERNS[pattern], faults=EVERY_FAULT))
     bad = [law for law in broken(outcome) if any(word in law.name for word in BOOKS)]
     assert not bad, f"seed {outcome.scenario.seed}: {bad}"
     assert outcome.runs == outcome.settlements > 0
