@@ -80,6 +80,27 @@ def system(tmp_path: Path) -> Iterator[SystemFactory]:
         running.end()
 
 
+@pytest.fixture(scope="module")
+def shared_system(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningSystem]:
+    """A system for all tests of a file, with the file's VARIABLES: starting one costs more than most tests do."""
+    running = RunningSystem(tmp_path_factory.mktemp("shared") / "home")
+    try:
+        running.start(request.module.VARIABLES)
+        running.wait_ready()
+        yield running
+    finally:
+        running.end()
+
+
+@pytest.fixture
+def running(shared_system: RunningSystem) -> RunningSystem:
+    """The file's system, whole: what the test before has killed runs again. Each test needs accounts of its own."""
+    shared_system.wait_whole()
+    return shared_system
+
+
 @pytest.fixture(scope="session")
 def edge_bootstrap(broker: RunningBroker) -> str:
     """The session's broker, with the topics of one system whose only real processes are edges."""

@@ -22,8 +22,10 @@ from infra.supervisor.home import ProcessState, SystemState, read_state
 from tests.integration.processes import end_process, shared_jar_cache, start_process
 from tests.integration.waiting import PATIENCE_S, eventually
 
-# Below the range that the kernel gives to outgoing connections, so that a restart finds it free.
-PORTS: Final = range(20_000, 32_000)
+# Below the range that the kernel gives to outgoing connections, so that a restart finds it free. Each of the runs at once has its own.
+_RUNS_AT_ONCE_MAX: Final = 4
+_RUN: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS: Final = range(20_000 + _RUN % _RUNS_AT_ONCE_MAX, 32_000, _RUNS_AT_ONCE_MAX)
 BROKER_START_S: Final = 60.0
 SYSTEM_START_S: Final = 150.0
 
@@ -120,6 +122,7 @@ class RunningSystem:
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = free_ports(2)
         self._edge_ports: tuple[int, ...] = ()
+        self._whole: frozenset[str] = frozenset()
 
     def start(self, variables: Mapping[str, str] | None = None) -> None:
         """Start with these variables; returns at once. A stopped system may be started again."""
@@ -155,6 +158,16 @@ class RunningSystem:
             return state is not None and state.ready and state.supervisor_pid == self.pid
 
         eventually(ready, within_s=SYSTEM_START_S, what="the system is ready")
+        self._whole = frozenset(self.parts())
+
+    def wait_whole(self) -> None:
+        """Return when every part that it had when it became ready has a process again that is ready."""
+
+        def whole() -> bool:
+            state = self.state()
+            return state is not None and self._whole == {p.name for p in state.parts if p.ready}
+
+        eventually(whole, within_s=SYSTEM_START_S, what="every part runs again")
 
     @property
     def supervisor(self) -> subprocess.Popen[bytes]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import httpx
@@ -28,6 +27,7 @@ from tests.integration.running import RunningSystem, processes_of
 from tests.integration.waiting import PATIENCE_S, eventually_async
 
 PARTITIONS = 12
+# Two edges and two workers: whoever parks must be one of them, not each.
 VARIABLES = {
     "TURNLOG_EDGES": "2",
     "TURNLOG_WORKERS": "2",
@@ -47,18 +47,6 @@ class Poison:
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
     reason: str
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
-    """Two edges and two workers: whoever parks must be one of them, not each."""
-    running = RunningSystem(tmp_path_factory.mktemp("bad-input") / "home")
-    try:
-        running.start(VARIABLES)
-        running.wait_ready()
-        yield running
-    finally:
-        running.end()
 
 
 def poisons(topic: Topic) -> tuple[Poison, ...]:

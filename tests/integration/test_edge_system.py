@@ -10,20 +10,22 @@ import httpx
 from edge.auth import mint_token
 from infra.secrets import load_secrets
 from schemas.vocabulary import Tier
-from tests.integration.conftest import SystemFactory
 from tests.integration.edge_peers import new_chat, parse_events, text_of
+from tests.integration.running import RunningSystem
 from tests.integration.waiting import PATIENCE_S
 
+VARIABLES = {
+    "TURNLOG_EDGES": "2",
+    "TURNLOG_SCRIPTED_TOKENS": "40",
+    "TURNLOG_SCRIPTED_DELAY_MS": "5",
+}
 TURNS = 5
 ACCOUNTS = 8
 
 
 async def test_turns_without_a_pause_across_edges_make_one_chain_and_are_never_refused(
-    system: SystemFactory,
+    running: RunningSystem,
 ) -> None:
-    running = await asyncio.to_thread(
-        system, {"TURNLOG_EDGES": "2", "TURNLOG_SCRIPTED_TOKENS": "12"}
-    )
     key = load_secrets(running.home).token_key
 
     async def converse(number: int) -> None:
@@ -55,11 +57,7 @@ async def test_turns_without_a_pause_across_edges_make_one_chain_and_are_never_r
     await asyncio.gather(*(converse(number) for number in range(ACCOUNTS)))
 
 
-async def test_one_key_is_one_run_however_many_ask_at_once(system: SystemFactory) -> None:
-    running = await asyncio.to_thread(
-        system,
-        {"TURNLOG_EDGES": "2", "TURNLOG_SCRIPTED_TOKENS": "40", "TURNLOG_SCRIPTED_DELAY_MS": "5"},
-    )
+async def test_one_key_is_one_run_however_many_ask_at_once(running: RunningSystem) -> None:
     key = load_secrets(running.home).token_key
     token = mint_token(key=key, account_id="keyed", tier=Tier.TEAM, ttl=timedelta(hours=1))
     headers = {"authorization": f"Bearer {token}"}

@@ -18,6 +18,7 @@ async def test_a_system_works_on_a_cluster_that_it_did_not_start_and_leaves_it_r
         system, {"TURNLOG_KAFKA": own_broker.bootstrap, "TURNLOG_SCRIPTED_TOKENS": "20"}
     )
     assert "kafka" not in running.parts()
+    assert running.bootstrap == own_broker.bootstrap
     async with person(running) as ada:
         chat_id, told = await ada.ask("What is the sea?")
         assert told.end["status"] == "done"

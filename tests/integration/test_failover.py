@@ -15,7 +15,12 @@ from tests.integration.running import RunningSystem
 
 TOKENS = 300
 # Long enough for a slow machine to find out who speaks while it still speaks.
-SLOW = {"TURNLOG_SCRIPTED_DELAY_MS": "20", "TURNLOG_SCRIPTED_TOKENS": str(TOKENS)}
+VARIABLES = {
+    "TURNLOG_EDGES": "2",
+    "TURNLOG_WORKERS": "2",
+    "TURNLOG_SCRIPTED_DELAY_MS": "20",
+    "TURNLOG_SCRIPTED_TOKENS": str(TOKENS),
+}
 BURST = 50
 
 
@@ -37,8 +42,7 @@ async def reads_some(reader: Person, chat_id: str, run_id: str, deltas: int) -> 
     return await Reading().read(reader.client.follow(chat_id, run_id), deltas=deltas)
 
 
-async def test_an_edge_is_killed_and_the_reader_resumes_on_another(system: SystemFactory) -> None:
-    running = system({**SLOW, "TURNLOG_EDGES": "2"})
+async def test_an_edge_is_killed_and_the_reader_resumes_on_another(running: RunningSystem) -> None:
     async with person(running) as ada, person(running, edge=1) as ada_elsewhere:
         chat_id = await ada.new_chat()
         run = await ada.start(chat_id, "Tell me of the sea.")
@@ -54,8 +58,7 @@ async def test_an_edge_is_killed_and_the_reader_resumes_on_another(system: Syste
     audited(running)
 
 
-async def test_a_worker_is_killed_and_another_continues(system: SystemFactory) -> None:
-    running = system({**SLOW, "TURNLOG_WORKERS": "2"})
+async def test_a_worker_is_killed_and_another_continues(running: RunningSystem) -> None:
     async with person(running) as ada:
         chat_id = await ada.new_chat()
         run = await ada.start(chat_id, "Tell me of the sea.")
@@ -71,8 +74,7 @@ async def test_a_worker_is_killed_and_another_continues(system: SystemFactory) -
     assert audited(running).later_attempts >= 1
 
 
-async def test_a_paused_worker_wakes_up_and_nothing_of_it_is_seen(system: SystemFactory) -> None:
-    running = system({**SLOW, "TURNLOG_WORKERS": "2"})
+async def test_a_paused_worker_wakes_up_and_nothing_of_it_is_seen(running: RunningSystem) -> None:
     async with person(running) as ada:
         chat_id = await ada.new_chat()
         run = await ada.start(chat_id, "Tell me of the sea.")
@@ -84,6 +86,7 @@ async def test_a_paused_worker_wakes_up_and_nothing_of_it_is_seen(system: System
         finally:
             running.kill(zombie, signal.SIGCONT)
         assert reading.tokens == reading.end["usage"]["output_tokens"] == TOKENS
+        assert (await ada.run(chat_id, run["id"]))["attempt"] >= 2
         # The zombie is awake and useful again, or was replaced: the next answers come as ever.
         for _ in range(4):
             _, again = await ada.ask("Tell me of the sea.")

@@ -13,7 +13,7 @@ from infra.supervisor.home import live_process, read_state
 from infra.supervisor.plan import PROCESSORS
 from tests.integration.conftest import SystemFactory
 from tests.integration.processes import turnlog
-from tests.integration.running import RunningBroker, free_ports
+from tests.integration.running import free_ports
 from tests.integration.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
@@ -79,16 +79,6 @@ def test_no_part_of_a_system_outlives_its_killed_supervisor(system: SystemFactor
         return [part.name for part in state.parts if live_process(part.pid, part.created_s)]
 
     eventually(lambda: left() == [], what=f"{left()} ended")
-
-
-def test_an_existing_cluster_is_used_and_no_broker_is_started(
-    system: SystemFactory, broker: RunningBroker
-) -> None:
-    # The cluster may have the topics of other tests.
-    running = system({"TURNLOG_KAFKA": broker.bootstrap, "TURNLOG_PARTITIONS": "12"})
-    assert "kafka" not in running.parts()
-    assert running.bootstrap == broker.bootstrap
-    assert running.stop()[0] == 0
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:

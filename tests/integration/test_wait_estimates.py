@@ -8,13 +8,12 @@ from typing import Any
 
 from schemas.vocabulary import Tier
 from tests.integration.audit import audited
-from tests.integration.conftest import SystemFactory
 from tests.integration.people import person
 from tests.integration.processes import turnlog
 from tests.integration.running import RunningSystem
 
 # Two slots, 64 tokens of 20 ms each: about 1.5 answers a second.
-SMALL = {
+VARIABLES = {
     "TURNLOG_SCRIPTED_SLOTS": "2",
     "TURNLOG_SCRIPTED_TOKENS": "64",
     "TURNLOG_SCRIPTED_DELAY_MS": "20",
@@ -24,9 +23,8 @@ PEOPLE = 8
 
 
 async def test_whoever_waits_was_told_about_how_long_and_the_error_is_published(
-    system: SystemFactory,
+    running: RunningSystem,
 ) -> None:
-    running = system(SMALL)
     told: list[int] = []
 
     async def ask(number: int) -> None:
@@ -73,10 +71,9 @@ def estimates(running: RunningSystem) -> str:
 
 
 async def test_a_person_of_the_free_tier_is_answered_while_a_team_floods_the_worker(
-    system: SystemFactory,
+    running: RunningSystem,
 ) -> None:
     """I9: the floor. The teams' 42 requests would take some thirty seconds alone."""
-    running = system(SMALL)
     for number in range(3):
         async with person(running, f"crowd-{number}") as team:
             for _ in range(14):
