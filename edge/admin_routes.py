@@ -17,9 +17,9 @@ from edge.state import state_of
 from infra.models import MODELS
 from infra.policies import POLICY_BYTES_MAX, parse_policies, policy_text
 from infra.policy_checks import PolicyError
-from producers.log_writer import AppendFailed, RecordTooLarge
+from producers.log_writer import Appended, AppendFailed, RecordTooLarge
 from schemas.events.accounts import LimitsChanged
-from schemas.topics import ACCOUNTS
+from schemas.topics import ACCOUNTS, POLICY_ORDER_PARTITION
 
 APPEND_WAIT_MS_MAX: Final = 5_000
 TOML: Final = "application/toml"
@@ -51,21 +51,24 @@ async def change_policy(request: Request) -> Response:
         raise unprocessable(str(error), param=None, code="invalid_policy") from None
     edge.refuse_when_full()
     partitions = await edge.appends.partitions_of(ACCOUNTS)
-    for partition in range(partitions):
+    others = (each for each in range(partitions) if each != POLICY_ORDER_PARTITION)
+    for written, partition in enumerate((POLICY_ORDER_PARTITION, *others)):
         try:
-            await _append(request, limits, partition)
+            appended = await _append(request, limits, partition)
         except (AppendFailed, RecordTooLarge):
             raise unavailable(
-                f"The policy was written to {partition} of {partitions} partitions; send it again.",
+                f"The policy was written to {written} of {partitions} partitions; send it again.",
                 code="log_unavailable",
             ) from None
+        if partition == POLICY_ORDER_PARTITION:
+            limits = msgspec.structs.replace(limits, order=appended.offset)
     return json_answer(
         {"version": limits.version, "changed_by": limits.changed_by, "partitions": partitions}
     )
 
 
-async def _append(request: Request, limits: LimitsChanged, partition: int) -> None:
-    await state_of(request).appends.append(
+async def _append(request: Request, limits: LimitsChanged, partition: int) -> Appended:
+    return await state_of(request).appends.append(
         ACCOUNTS,
         limits,
         event_id=secrets.token_hex(16),

@@ -95,6 +95,8 @@ ACCOUNTS: Final = Topic(
     writers=("edge", "recorder", "turnlog"),
     readers=("admission",),
 )
+POLICY_ORDER_PARTITION: Final = 0
+"""Of chat.accounts: its offsets put policies in order for all partitions."""
 ACCOUNT_SNAPSHOTS: Final = Topic(
     name="chat.account-snapshots.v1",
     key=Key.ACCOUNT,

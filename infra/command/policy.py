@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import secrets
 
+import msgspec
 from aiokafka.errors import KafkaError
 
 from infra.log.committed import CommittedUnknown, committed_offsets
 from infra.log.records import LogRecord
 from infra.log.span_reader import Bounds, SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
+from processors.decisions.account_partition import outranked
 from processors.groups import ADMISSION_GROUP
-from producers.log_writer import AppendFailed, LogWriter
+from producers.log_writer import Appended, AppendFailed, LogWriter
 from schemas.events.account_snapshots import LimitsKept
 from schemas.events.accounts import LimitsChanged
-from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS
+from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS, POLICY_ORDER_PARTITION
 
 
 class PolicyNotRead(Exception):
@@ -29,9 +31,9 @@ class PolicyNotWritten(Exception):
 
 
 async def sync_policy(bootstrap: str, limits: LimitsChanged) -> int:
-    """Append `limits` to every partition whose newest limits differ; gives how many. Raises PolicyNotWritten.
+    """Append `limits` to every partition, unless they are the newest in all; gives to how many. Raises PolicyNotWritten.
 
-    Doing it twice, or twice at once, is harmless: the same version again changes nothing.
+    Of two at the same time the one counts everywhere whose record in POLICY_ORDER_PARTITION is the later one.
     """
     try:
         async with (
@@ -39,16 +41,14 @@ async def sync_policy(bootstrap: str, limits: LimitsChanged) -> int:
             SpanReader(bootstrap=bootstrap, client_id="turnlog-policy") as reader,
         ):
             newest = await _newest_limits(bootstrap, reader)
-            differing = [
-                partition
-                for partition, known in newest.items()
-                if known is None or known.version != limits.version
-            ]
-            for partition in differing:
-                await writer.append(
-                    ACCOUNTS, limits, event_id=secrets.token_hex(16), partition=partition
-                )
-            return len(differing)
+            if all(known and known.version == limits.version for known in newest.values()):
+                return 0
+            first = await _write(writer, limits, POLICY_ORDER_PARTITION)
+            ordered = msgspec.structs.replace(limits, order=first.offset)
+            for partition in newest:
+                if partition != POLICY_ORDER_PARTITION:
+                    await _write(writer, ordered, partition)
+            return len(newest)
     except (
         AppendFailed,
         SpanFailed,
@@ -58,6 +58,12 @@ async def sync_policy(bootstrap: str, limits: LimitsChanged) -> int:
         TimeoutError,
     ) as error:
         raise PolicyNotWritten(f"the policy was not written: {type(error).__name__}") from error
+
+
+async def _write(writer: LogWriter, limits: LimitsChanged, partition: int) -> Appended:
+    return await writer.append(
+        ACCOUNTS, limits, event_id=secrets.token_hex(16), partition=partition
+    )
 
 
 async def read_policy(bootstrap: str) -> dict[int, LimitsChanged | None]:
@@ -81,8 +87,9 @@ async def _newest_limits(bootstrap: str, reader: SpanReader) -> dict[int, Limits
         start = max(records[partition].first, decided.get(partition, 0))
         async for batch in reader.span(ACCOUNTS, partition, start, records[partition].end):
             for record in batch:
-                if isinstance(record, LogRecord) and isinstance(record.event, LimitsChanged):
-                    limits = record.event
+                event = record.event if isinstance(record, LogRecord) else None
+                if isinstance(event, LimitsChanged) and not (limits and outranked(event, limits)):
+                    limits = event
         newest[partition] = limits
     return newest
 

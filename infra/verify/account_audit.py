@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.verify.findings import Copies, Findings, LogTime, Record, digest
-from processors.decisions.account_partition import AccountPartition
+from processors.decisions.account_partition import AccountPartition, outranked
 from processors.decisions.account_state import AccountOutput, output_id, snapshot
 from schemas.events.account_snapshots import AccountSnapshot
 from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits, UsageMeasured
@@ -142,7 +142,9 @@ class AccountAudit:
                     self.measured[event.run_id] = measured
                     inputs.append(measured)
             case LimitsChanged():
-                self._limits[record.partition] = event
+                newest = self._limits.get(record.partition)
+                if newest is None or not outranked(event, newest):
+                    self._limits[record.partition] = event
             case _:
                 pass
 

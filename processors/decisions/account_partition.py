@@ -7,13 +7,17 @@ Rules (cited by assertions and tests):
       are sent, and its snapshots before a source record is. A snapshot is the account as it was at that offset.
   S3  Of the snapshots of one account the one with the highest applied offset counts, not the last written: a zombie may have written an
       older one later. Where they differ, the right one is written again, before compaction can drop it.
-  S4  The same limits again are no new version, and neither is a copy of a record whose version is kept: part of a topic that is
-      appended again must not bring an old policy back. New ones are held against every account with open runs (Q16), also when the
-      record comes again after a crash: an account that was saved beyond it has had its cancels delivered.
+  S4  A copy of a record whose version is kept is no new version: part of a topic that is appended again must not bring an old policy
+      back. The same limits by another record are one, so that a copy of that is known, too. New ones are held against every account
+      with open runs (Q16), also when the record comes again after a crash: an account that was saved beyond it has had its cancels
+      delivered.
   S5  The ladder's level (rules L1 to L4) follows from the partition's prompts. Its moves are kept by offset (LADDER_MOVES_MAX of them), so
       a record that is decided again is judged at the level it was judged at first.
   S6  A record that decodes and that no decision can use changes nothing. It is parked with its reason before its source record is
       acknowledged; whoever decides it again finds the same account, and so the same reason.
+  S7  Who applies a policy writes it into one partition first, whose offset is its order in all others (`order`). There the highest order
+      counts, in whatever order they come: so policies that are applied at the same time end alike in every partition. What has no order
+      counts as it comes.
 """
 
 from __future__ import annotations
@@ -91,6 +95,11 @@ def limits_below(versions: Sequence[LimitsVersion], offset: int) -> LimitsChange
         if version.source_offset < offset:
             return version.limits
     return None
+
+
+def outranked(limits: LimitsChanged, by: LimitsChanged) -> bool:
+    """S7. Whether these limits were put in order before the ones that are here."""
+    return limits.order is not None and by.order is not None and limits.order < by.order
 
 
 class AccountPartition:
@@ -198,10 +207,10 @@ class AccountPartition:
     def _new_limits(
         self, offset: int, event_id: str, event: LimitsChanged
     ) -> tuple[LimitsKept, ...]:
-        """S4. Take the version in, if it is one; the row to save for it."""
+        """S4, S7. Take the version in, if it is one; the row to save for it."""
         newest = self._limits[-1] if self._limits else None
         if newest is not None and (
-            newest.source_offset >= offset or newest.limits.version == event.version
+            newest.source_offset >= offset or outranked(event, newest.limits)
         ):
             return ()
         if any(version.event_id == event_id for version in self._limits):

@@ -167,7 +167,8 @@ class ContentPolicy(Part, frozen=True, kw_only=True):
 class LimitsChanged(Event, frozen=True, kw_only=True):
     """The policy from here on. A tier-wide change is written to every partition of the topic.
 
-    `version` names the content (a hash), so writing the same policy again is a no-op.
+    `version` names the content (a hash), so writing the same policy again is a no-op. `order` is the offset at which
+    POLICY_ORDER_PARTITION has it, where it is written first; None: there itself.
     """
 
     version: str
@@ -177,6 +178,7 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
     models: dict[str, ModelPolicy] = msgspec.field(default_factory=dict)
     ladder: Ladder = Ladder()
     content: ContentPolicy = ContentPolicy()
+    order: int | None = None
 
 
 AccountEvent = PromptSubmitted | UsageMeasured | LimitsChanged

@@ -91,6 +91,7 @@ HARD_TEXT: Final = 'a"\\\r\n\x00\u2028\u2029\u202e👩🏽\u200d🚀e\u0301'
 MODEL: Final = "smollm2-135m"
 
 _LIMITS: Final = LimitsChanged(
+    order=17,
     version="00ff",
     tiers={
         Tier.FREE: TierLimits(

@@ -454,13 +454,6 @@ def test_a_record_is_judged_by_the_limits_below_it_also_on_replay() -> None:
     assert limits_below(replayed.limits, 0) is None
 
 
-def test_the_same_limits_again_are_no_new_version() -> None:
-    state = AccountPartition()
-    for offset in range(3):
-        state.take(offset=offset, appended_ms=0, event_id=f"e{offset}", event=LIMITS["roomy"])
-    assert len(state.limits) == 1
-
-
 def test_the_highest_snapshot_counts_and_is_written_again_where_it_is_not_the_last() -> None:
     old = AccountSnapshot(account_id="anna", applied_offset=3)
     new = AccountSnapshot(account_id="anna", applied_offset=9)

@@ -17,11 +17,12 @@ import httpx
 import pytest
 
 from edge.auth import mint_admin_token
+from infra.command.policy import read_policy, sync_policy
 from infra.command.topics import apply_topics
 from infra.log.records import LogRecord
 from infra.log.span_reader import SpanReader
 from infra.models import MODELS
-from infra.policies import PACKAGED, policy_text, read_policies
+from infra.policies import PACKAGED, parse_policies, policy_text, read_policies
 from schemas.events.admissions import PromptAdmitted
 from schemas.events.quotas import QuotaReserved
 from schemas.topics import ADMISSIONS, QUOTAS, Topic
@@ -189,6 +190,28 @@ async def test_an_operator_changes_the_limits_while_running_and_nobody_else_can(
         broken = rationed.turnlog("policy", "apply", str(file))
         assert broken.returncode == 2
         assert "limits.toml: tiers.free.open_runs_max: Expected `int`, got `str`" in broken.stderr
+
+
+async def test_policies_that_are_applied_at_the_same_time_end_alike_in_every_partition(
+    rationed: Rationed,
+) -> None:
+    windows = {name: spec.context_window for name, spec in MODELS.items()}
+    files = [policy(open_runs_max=number) for number in range(2, 8)]
+    by_command = parse_policies(files[0].encode(), source="x", models=windows, changed_by="ben")
+    with rationed.admission() as admission:
+        admission.wait_ready()
+        async with rationed.admin() as client, asyncio.TaskGroup() as tasks:
+            puts = [
+                tasks.create_task(client.put("/v1/admin/policy", content=file)) for file in files
+            ]
+            tasks.create_task(sync_policy(rationed.bootstrap, by_command))
+        assert {put.result().status_code for put in puts} == {200}
+
+        async def alike() -> bool:
+            newest = await read_policy(rationed.bootstrap)
+            return len({limits.version if limits else "" for limits in newest.values()}) == 1
+
+        await eventually_async(alike, what="the partitions agree")
 
 
 async def test_each_reason_to_refuse_reaches_the_client(rationed: Rationed) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from infra.verify.findings import Violation
+from processors.decisions.account_partition import outranked
 from schemas.events.accounts import LimitsChanged, PromptSubmitted
 from schemas.events.tokens import AttemptStarted, RunCancelled, RunEvent, RunQueued
 from schemas.topics import ACCOUNTS, TOKENS
@@ -58,7 +59,7 @@ def _open_runs(
         admitted: dict[str, dict[str, RunQueued]] = defaultdict(dict)
         for record in partition.records:
             event = record.event
-            if isinstance(event, LimitsChanged):
+            if isinstance(event, LimitsChanged) and not (limits and outranked(event, limits)):
                 limits = event
             if not isinstance(event, PromptSubmitted) or event.run_id not in queued:
                 continue

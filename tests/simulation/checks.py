@@ -66,6 +66,7 @@ def check(run: Simulation) -> list[Violation]:
         _bills(run, audit),
         _viewers(run, audit),
         busy_chats(run, accepted),
+        _policies(audit),
         _restored(run, audit),
     ):
         violations.extend(each)
@@ -240,6 +241,13 @@ def _viewers(run: Simulation, audit: Audit) -> Iterator[Violation]:
             yield broken("I4", viewer.run_id, f"shown {viewer.text!r}, stored {stored.text!r}")
         elif viewer.ended.finish_reason is not stored.finish_reason:
             yield broken("I4", viewer.run_id, "the end that was shown is not the one stored")
+
+
+def _policies(audit: Audit) -> Iterator[Violation]:
+    """S7: at rest all partitions have the same policy."""
+    newest = {number: again.limits[-1].limits for number, again in audit.accounts._again.items()}
+    if len({limits.version for limits in newest.values()}) > 1:
+        yield broken("S7", "-", f"the partitions do not agree: {newest}")
 
 
 def _restored(run: Simulation, audit: Audit) -> Iterator[Violation]:

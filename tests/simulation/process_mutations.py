@@ -279,6 +279,12 @@ ADMISSION_MUTATIONS: Final = (
         caught_by={"I12"},
     ),
     Mutation(
+        rule="S7: of policies that are applied at the same time the one that was ordered last counts",
+        swaps=(swap(account_partition, "outranked", lambda limits, by: False),),
+        faults=POLICIES,
+        caught_by={"S7"},
+    ),
+    Mutation(
         rule="S2: a snapshot is the account as of its offset, not as it lives",
         order=Order(snapshot_as_of_offset=False),
         faults=OWNER_CRASHES,

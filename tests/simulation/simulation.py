@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from inference_workers.decisions.request_book import Queue
 from processors.decisions import recorder
 from schemas.events.accounts import LimitsChanged
@@ -20,6 +22,7 @@ from schemas.topics import (
     ADMISSIONS,
     CHATS,
     OUTCOMES,
+    POLICY_ORDER_PARTITION,
     TOKENS,
     Topic,
     generations,
@@ -28,7 +31,7 @@ from tests.simulation.admission import Admission
 from tests.simulation.clients import ACCOUNTS_OF_SEED, CHATS_PER_ACCOUNT, Client, limits
 from tests.simulation.context import Context
 from tests.simulation.edge import Edge
-from tests.simulation.log import Group
+from tests.simulation.log import Group, Record
 from tests.simulation.process import Process
 from tests.simulation.recording import Recorder
 from tests.simulation.swaps import swapped
@@ -88,6 +91,8 @@ class Simulation:
     jumped_ms: int = 0
     places: list[_Place] = field(default_factory=list)
     expiring: list[Process] = field(default_factory=list)
+    policies: list[tuple[int, LimitsChanged]] = field(default_factory=list)
+    """Being applied: not in these partitions yet."""
 
 
 def simulate(world: World, *, faults: Faults | None = None) -> Simulation:
@@ -321,18 +326,24 @@ def _skew(run: Simulation) -> None:
 
 
 def _change_policy(run: Simulation) -> None:
-    """Somebody applies a policy; it is written where it differs."""
+    """Somebody applies a policy, or what one was on the way to writes lands: of several at a time in any order."""
     world = run.world
+    if run.policies and world.chance(0.7):
+        number, policy = run.policies.pop(world.rng.randrange(len(run.policies)))
+        _write_policy(run, number, policy)
+        return
     version, scale = world.rng.choice((("v1", 1), ("v2", 2)))
     policy = limits(version, scale=scale)
-    for number in range(KEYED_PARTITIONS):
-        records = world.log.partition(ACCOUNTS, number).records
-        written = [each.event for each in records if isinstance(each.event, LimitsChanged)]
-        if written[-1] != policy:
-            world.sometimes["policy changed"] += 1
-            world.log.append(
-                ACCOUNTS, number, policy, event_id=world.fresh("limits-"), writer="turnlog"
-            )
+    first = _write_policy(run, POLICY_ORDER_PARTITION, policy)
+    ordered = msgspec.structs.replace(policy, order=first.offset)
+    others = [each for each in range(KEYED_PARTITIONS) if each != POLICY_ORDER_PARTITION]
+    run.policies += [(number, ordered) for number in others]
+    world.sometimes["policy changed"] += 1
+
+
+def _write_policy(run: Simulation, number: int, policy: LimitsChanged) -> Record:
+    event_id = run.world.fresh("limits-")
+    return run.world.log.append(ACCOUNTS, number, policy, event_id=event_id, writer="turnlog")
 
 
 # The drain
@@ -341,6 +352,8 @@ def _change_policy(run: Simulation) -> None:
 def _drain(run: Simulation) -> None:
     world = run.world
     world.trace("drain")
+    for number, policy in run.policies:
+        _write_policy(run, number, policy)
     run.workers_died = world.chance(0.08)
     world.faults, world.draining = CALM, True
     for ghost in world.ghosts:
