@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 PROCESSES: Final = "last words of the processes"
-"""The section of a report that holds them."""
+"""The property of a report that holds them."""
 FAILURES_TOLD_MAX: Final = 5
 REASON_LINES_MAX: Final = 6
 
@@ -22,9 +22,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"why {report.nodeid}", sep="-")
         reason = str(report.longrepr.reprcrash.message if _crashed(report) else report.longrepr)
         terminalreporter.line("\n".join(reason.splitlines()[:REASON_LINES_MAX]))
-        for name, content in report.sections:
+        for name, content in report.user_properties:
             if name == PROCESSES and content:
-                terminalreporter.line(content)
+                terminalreporter.line(str(content))
     spent: defaultdict[str, float] = defaultdict(float)
     counts: defaultdict[str, int] = defaultdict(int)
     for reports in stats.values():

@@ -33,7 +33,7 @@ def pytest_runtest_makereport(
     """A failure shows what its processes said last."""
     report = yield
     if report.failed:
-        report.sections.append((PROCESSES, last_words(item.stash.get(_begun, 0))))
+        report.user_properties.append((PROCESSES, last_words(item.stash.get(_begun, 0))))
     return report
 
 
