@@ -53,7 +53,7 @@ HOT_RATES: Final = (100, 300, 500, 700, 900)
 WARM_UP_PER_S: Final = 100
 WARM_UP_S: Final = 3.0
 LIFE_S: Final = 0.8
-"""How long a run is open, give or take half. An account of the free tier may have one at once; at 1,400 a second it has a turn every 1.4 s."""
+"""How long a run is open, give or take half. A free account may have one at once; at 1,400 a second its turn comes every 1.4 s."""
 ACCOUNTS_USED: Final = 2_000
 TIERS_OF_TEN: Final = (*[Tier.FREE] * 6, *[Tier.PLUS] * 3, Tier.TEAM)
 HOT_ACCOUNT: Final = "hot"
