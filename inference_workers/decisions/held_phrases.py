@@ -1,8 +1,9 @@
 """Which pieces of an answer may be said where it may not hold a blocked phrase (invariant I11).
 
 Rules (cited by assertions and tests):
-  P1  Pieces are said whole and in order: each as soon as it is clear to its end (rule B4), so no part of a blocked phrase is ever said.
-  P2  The piece with which a phrase is complete ends the answer: what is clear before the phrase is said, and nothing after.
+  P1  Pieces are said whole and in order, and only up to the end of a piece at which the text so far was clear to its end (rule B4). So no
+      part of a blocked phrase is ever said, and what was said holds none, wherever the run ends or another attempt goes on.
+  P2  The piece with which a phrase is complete ends the answer: neither it nor what was held is said.
   P3  At the end of an answer without a phrase what was held is said.
   P4  What earlier attempts said belongs to the text. What they held was neither said nor counted, so it is made again.
 """
@@ -20,7 +21,7 @@ class HeldPieces:
         """`said` is the text of the attempts before (P4)."""
         self._scan = PhraseScan(phrases)
         self._scan.take(said)
-        self._said_chars = len(said)
+        self._chars = len(said)
         self._pieces: list[Piece] = []
 
     @property
@@ -32,6 +33,7 @@ class HeldPieces:
         """The engine made this piece: the buffer with what may be said now."""
         assert not self.blocked, "P2: nothing follows a phrase"
         self._pieces.append(piece)
+        self._chars += len(piece.text)
         self._scan.take(piece.text)
         return self._with_clear(buffer)
 
@@ -41,9 +43,10 @@ class HeldPieces:
         return self._with_clear(buffer)
 
     def _with_clear(self, buffer: DeltaBuffer) -> DeltaBuffer:
-        """P1."""
-        while self._pieces and self._said_chars + len(self._pieces[0].text) <= self._scan.clear:
-            piece = self._pieces.pop(0)
-            self._said_chars += len(piece.text)
+        """P1. A word that goes on in the next piece might alone be a phrase: a piece before a clear place is not said for that alone."""
+        if self._scan.clear < self._chars:
+            return buffer
+        for piece in self._pieces:
             buffer = add(buffer, piece)
+        self._pieces.clear()
         return buffer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, Piece
 from inference_workers.decisions.held_phrases import HeldPieces
-from schemas.blocked_phrases import Phrases, blocked_phrases
+from schemas.blocked_phrases import Phrases, PhraseScan, blocked_phrases
 
 PHRASES = blocked_phrases(("bad word", "ab", "a b a"))
 TEXT = st.text("ab \n", max_size=16).map(lambda text: text.replace("bb", "bad word"))
@@ -39,6 +39,8 @@ def text_of(buffer: DeltaBuffer) -> str:
 
 
 @given(TEXT, st.lists(st.integers(0, 40)))
+@example(text="aba ab", cuts=[2])
+@example(text="aba ab ", cuts=[2])
 def test_an_answer_without_a_phrase_is_said_whole_and_any_other_is_blocked(
     text: str, cuts: list[int]
 ) -> None:
@@ -53,6 +55,24 @@ def test_an_answer_without_a_phrase_is_said_whole_and_any_other_is_blocked(
     else:
         assert not PHRASES.in_text(said)
         assert PHRASES.in_text(text[len(said) :]), "nothing of the phrase was said"
+
+
+@given(TEXT, st.lists(st.integers(0, 40)), TEXT)
+@example(text="aba ab", cuts=[2], other=" ")
+def test_whatever_another_attempt_says_instead_no_part_of_a_phrase_was_said_before(
+    text: str, cuts: list[int], other: str
+) -> None:
+    held, buffer = HeldPieces(PHRASES, said=""), EMPTY
+    for piece in pieces_of(text, cuts):
+        buffer = held.hear(piece, buffer)
+        said = text_of(buffer)
+        assert not PHRASES.in_text(said)
+        scan = PhraseScan(PHRASES)
+        scan.take(said + other)
+        scan.end()
+        assert not scan.found or scan.clear >= len(said)
+        if held.blocked:
+            break
 
 
 @given(TEXT, st.lists(st.integers(0, 40)), st.integers(0, 40))
