@@ -221,10 +221,10 @@ class Node:
             self._generated += made * len(self._attempts)
 
     def _fill(self) -> None:
-        if not self.alive or self.cut_off:
+        if not self.alive:
             return
         self._advance()
-        while len(self._attempts) < self._calibration.slots:
+        while not self.cut_off and len(self._attempts) < self._calibration.slots:
             run_id = self.lanes.take(room_tokens=self._calibration.kv_tokens - self._held_tokens)
             if run_id is None:
                 self._full = False

@@ -6,9 +6,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from infra.capacity.figures import Figures
 from infra.capacity.laws import judge
 from infra.capacity.report import page
+from infra.capacity.runs import Run
 from infra.capacity.scenario import PATTERNS
+from infra.capacity.simulation import Simulation
 from tests.simulation.capacity.small import EVERY_FAULT, broken, simulated, small
 
 BOOKS = ("(I1)", "(I5)", "(I6)", "(I7)", "cap", "Queues")
@@ -26,6 +29,23 @@ def test_equal_seeds_give_equal_results() -> None:
     first, again, other = (judge(simulated(small(seed=seed, seconds=3))) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_a_worker_that_lost_its_group_goes_on_with_all_that_it_holds() -> None:
+    simulation = Simulation(small(seconds=7))
+    node = simulation.fleet.all_nodes[0]
+    held: list[Run] = []
+
+    def told(second: int, figures: Figures) -> None:
+        if second == 2:
+            node.cut_off = True
+            held.extend(run for run in node.running() if run.length <= 1_000)
+        elif second == simulation.scenario.seconds:
+            assert len(held) > 1
+            assert all(run.state.ended and run.state.attempt == 1 for run in held)
+            simulation.fleet.spread(node)
+
+    simulation.run(told)
 
 
 class _Tags(HTMLParser):
