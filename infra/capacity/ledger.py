@@ -1,4 +1,4 @@
-"""What must hold of accounts and runs, kept apart from the code that decides it and compared with it (I1, I3, I5, I6, I7)."""
+"""What must hold of accounts and runs, kept apart from the code that decides it and compared with it (I1, I5, I6, I7, and caps)."""
 
 from __future__ import annotations
 

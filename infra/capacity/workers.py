@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from infra.capacity.clock import Timeline
@@ -11,7 +11,7 @@ from infra.capacity.runs import Run, TokenLog
 from infra.capacity.scenario import LARGE, SMALL, Scenario
 from processors.decisions.recorder import Seen
 from schemas.events.admissions import PromptAdmitted
-from schemas.events.tokens import AttemptStarted, TokensGenerated
+from schemas.events.tokens import AttemptStarted, RunQueued, TokensGenerated
 from schemas.events.workers import WorkerLoadReported
 
 CONTEXT_MS: Final = 25.0
@@ -39,7 +39,9 @@ class Fleet:
         self._requests: dict[tuple[str, int], dict[str, Run]] = {}
         self.nodes: dict[str, list[Node]] = {SMALL: [], LARGE: []}
         self.owners: dict[str, list[Node]] = {}
-        self._behind: dict[str, list[Run]] = {}
+        self._answers: dict[str, Run] = {}
+        """Open runs by the ids of their answers."""
+        self._behind: dict[str, list[tuple[Run, Sequence[str]]]] = {}
         self.takeovers = 0
         self.on_ready: Callable[[Run], None] = lambda run: None
         """Told when a run waits for nothing but a slot."""
@@ -65,6 +67,7 @@ class Fleet:
                 owner.partitions.add(partition)
             for number, node in enumerate(nodes):
                 timeline.after(REPORT_MS * number / count, self._report, node)
+        tokens.watch(self._note)
         tokens.read(self.seen)
 
     @property
@@ -72,19 +75,27 @@ class Fleet:
         return [node for nodes in self.nodes.values() for node in nodes]
 
     def admitted(self, prompt: PromptAdmitted) -> None:
-        """Context's part: the request comes when its prompt is assembled, and the run before it in its chat has ended."""
+        """Context's part: the request comes when its prompt is assembled, and the runs that its admission names have ended (M5)."""
         run = self._tokens.runs.get(prompt.run_id)
         if run is None or run.state.ended:
             return
-        self._assemble(run, prompt.after_run_id)
+        self._assemble(run, prompt.behind_message_ids)
 
-    def _assemble(self, run: Run, after_run_id: str | None) -> None:
-        """It waits for its parents: also for the one that the one before it waited for."""
-        before = self._tokens.runs.get(after_run_id or "")
-        if before is not None and not before.state.ended:
-            self._behind.setdefault(before.run_id, []).append(run)
+    def _assemble(self, run: Run, behind: Sequence[str]) -> None:
+        before = next((self._answers[each] for each in behind if each in self._answers), None)
+        if before is not None:
+            self._behind.setdefault(before.run_id, []).append((run, behind))
             return
         self._timeline.after(CONTEXT_MS + INTAKE_MS, self._request, run)
+
+    def _note(self, run: Run, seen: Seen, counts: bool) -> None:
+        queued = run.state.queued
+        if not counts or queued is None:
+            return
+        if run.state.ended:
+            self._answers.pop(queued.assistant_message_id, None)
+        elif isinstance(seen.event, RunQueued):
+            self._answers[queued.assistant_message_id] = run
 
     def _request(self, run: Run) -> None:
         state = run.state
@@ -112,9 +123,8 @@ class Fleet:
                 owner = self.owners[run.model][run.partition]
                 if owner.alive and not owner.cut_off:
                     owner.ended(run)
-            queued = run.state.queued
-            for behind in self._behind.pop(run.run_id, []):
-                self._assemble(behind, queued.after_run_id if queued is not None else None)
+            for waiting, behind in self._behind.pop(run.run_id, []):
+                self._assemble(waiting, behind)
 
     def flush(self, run: Run) -> None:
         """What the run's worker made by now lies on the log."""
