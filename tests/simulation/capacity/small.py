@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+from msgspec.structs import replace as with_fields
 
 from infra.capacity.calibration import Calibration
 from infra.capacity.faults import FAULTS
@@ -51,6 +54,18 @@ def small(
 def crowded() -> Scenario:
     """Two workers for each model, and long enough that each team's part is many requests."""
     return small(CROWDED, workers=4, prompts_per_s=130, seconds=15)
+
+
+def shedding() -> Scenario:
+    """The same crowd, and a ladder whose levels come so early that the free tier is shed nearly all the time."""
+    scenario = crowded()
+    ladder = scenario.policy.ladder
+    levels = tuple(
+        with_fields(level, enter_ms=level.enter_ms // 4, leave_ms=level.leave_ms // 4)
+        for level in ladder.levels
+    )
+    policy = with_fields(scenario.policy, ladder=with_fields(ladder, levels=levels))
+    return replace(scenario, policy=policy)
 
 
 def simulated(

@@ -23,7 +23,7 @@ from schemas.events.accounts import LaneLimits, LoadView
 from schemas.events.tokens import RunEnded, RunEvent
 from schemas.run_fold import RunState, fold
 from schemas.vocabulary import Lane
-from tests.simulation.capacity.small import broken, crowded, simulated, small
+from tests.simulation.capacity.small import broken, crowded, shedding, simulated, small
 
 Patch = pytest.MonkeyPatch
 
@@ -32,6 +32,10 @@ def no_floor(simulation: Simulation, patch: Patch) -> None:
     last = LaneLimits(weight=0)
     for node in simulation.fleet.all_nodes:
         node.lanes.change_shares({**simulation.scenario.policy.lanes, Lane.FREE: last})
+
+
+def the_ladder_leaves_no_floor(simulation: Simulation, patch: Patch) -> None:
+    patch.setattr(admission, "keeps_floor", lambda limits, lane, wait_ms: False)
 
 
 def turns_instead_of_tokens(simulation: Simulation, patch: Patch) -> None:
@@ -137,6 +141,14 @@ def test_in_a_crowd_a_rule_that_is_broken_breaks_its_law(
 ) -> None:
     names = broken_by(mutation, crowded(), monkeypatch)
     assert any(IN_A_CROWD[mutation] in name for name in names), names
+
+
+def test_where_the_free_tier_is_shed_its_floor_is_judged_in_the_whole(monkeypatch: Patch) -> None:
+    name = "Free floor, in the whole"
+    laws = {law.name: law.held for law in judge(simulated(shedding()))}
+    assert [held for law, held in laws.items() if name in law] == [True], laws
+    names = broken_by(the_ladder_leaves_no_floor, shedding(), monkeypatch)
+    assert any(name in law for law in names), names
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
