@@ -80,8 +80,8 @@ PATTERNS: Final = {
         ),
         Pattern(
             name="team",
-            says="the peak rate, a tenth of it from one team of 5,000 seats on one key",
-            team_share=0.1,
+            says="the peak rate, a fiftieth of it from one team of 5,000 seats on one key",
+            team_share=0.02,
         ),
         Pattern(
             name="daily",
