@@ -8,7 +8,8 @@ Rules (cited by assertions and tests):
   L2  Downward by hysteresis: only where the saturation lies below the level's `leave_ms`, and the level was held for `hold_ms`. Then to
       the highest level that is not left. So the ladder clears by itself, and one edge that sees less than others moves it rarely.
   L3  The level is a function of the last move and the prompt, so moves, kept by offset, are all that a replay needs.
-  L4  Free before paid: at no level is a paying tier cut more, replaced or shed where the free tier is not. (The policy file is checked.)
+  L4  Free before paid: at no level is a paying tier cut more, replaced or shed where the free tier is not, but for L5. (The policy file is
+      checked.)
   L5  A lane with a floor is shed only while its own wait is as long as the first level's `enter_ms`: what waits there keeps the floor in
       use. Else the free tier would get nothing for as long as those who pay ask for everything.
 """

@@ -167,7 +167,7 @@ class ContentPolicy(Part, frozen=True, kw_only=True):
 class LimitsChanged(Event, frozen=True, kw_only=True):
     """The policy from here on. A tier-wide change is written to every partition of the topic.
 
-    `version` names the content (a hash), so writing the same policy again is a no-op. `order` is the offset at which
+    `version` names the content (a hash), so writing the same policy again changes no decision. `order` is the offset at which
     POLICY_ORDER_PARTITION has it, where it is written first; None: there itself.
     """
 
