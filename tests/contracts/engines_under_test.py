@@ -36,9 +36,10 @@ async def running(
     window: int = 1024,
     stalled_after_s: float = 30.0,
     unicode: bool = False,
+    prefill_delay_s: float = 0.02,
 ) -> AsyncIterator[Engine]:
     """An engine of the kind. A scripted one takes some milliseconds a token, so that a test can act
-    in mid-answer."""
+    in mid-answer, and `prefill_delay_s` before the first."""
     engine: Engine
     if kind == "llama":
         settings = LlamaSettings(
@@ -52,7 +53,7 @@ async def running(
                 context_window=window,
                 tokens_per_answer=200,
                 token_delay_s=0.002,
-                prefill_delay_s=0.02,
+                prefill_delay_s=prefill_delay_s,
                 stalled_after_s=stalled_after_s,
                 script=Script.UNICODE if unicode else Script.WORDS,
                 exact_ids=not unicode,

@@ -278,7 +278,7 @@ async def test_closing_without_a_drain_cancels_what_runs(kind: Kind) -> None:
 
 async def test_an_engine_that_says_nothing_is_stalled_for_good(kind: Kind) -> None:
     """E6: a limit far below the time that a long prompt takes."""
-    async with running(kind, slots=1, stalled_after_s=0.01) as engine:
+    async with running(kind, slots=1, stalled_after_s=0.01, prefill_delay_s=PATIENCE_S) as engine:
         stream = engine.submit(ask("r", "word " * 600))
         async with asyncio.timeout(PATIENCE_S):
             assert await engine.wait_failed() is EngineHealth.STALLED
