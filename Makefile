@@ -17,9 +17,10 @@ setup-models: setup
 run: setup
 	@exec .venv/bin/turnlog up
 
+# Most of an integration test is waiting, so two run at once. The tests of a file stay together: they may share a system.
 # -rs lists what was skipped, and why, at the end.
 test: setup
-	.venv/bin/pytest -rs --durations=10 $(TESTS)
+	.venv/bin/pytest -n 2 --dist loadfile -rs --durations=10 $(TESTS)
 
 check: setup
 	.venv/bin/ruff format --check .
