@@ -40,8 +40,8 @@ def rfc3339(ms: int) -> str:
 
 def refusal_problem(refusal: Refusal) -> Problem:
     """The answer to a prompt that admission refused. `limit` in the error names the field of the policy that did."""
-    wait_ms = refusal.retry_after_ms if refusal.retry_after_ms is not None else refusal.wait_ms
-    retry_after_s = max(RETRY_AFTER_S_DEFAULT, -(-(wait_ms or 0) // 1000))
+    retry_ms = refusal.retry_after_ms if refusal.retry_after_ms is not None else refusal.wait_ms
+    retry_after_s = max(RETRY_AFTER_S_DEFAULT, -(-(retry_ms or 0) // 1000))
     come_back = {"retry-after": str(retry_after_s), "retry-after-ms": str(retry_after_s * 1000)}
     code = refusal.reason.value
     named = {"limit": refusal.limit} if refusal.limit else {}
@@ -93,7 +93,7 @@ def refusal_problem(refusal: Refusal) -> Problem:
                 code=code,
                 message="All workers are busy; come back after the wait.",
                 headers=come_back,
-                extra={"wait_ms": wait_ms or 0, **named},
+                extra={"wait_ms": refusal.wait_ms or 0, **named},
             )
         case RefusalReason.CONTENT_BLOCKED:
             return Problem(

@@ -235,6 +235,16 @@ def test_every_reason_that_admission_gives_has_a_case() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("wait_ms", "retry_after"), [(0, "1"), (400, "1"), (59_001, "60"), (3_600_000, "60")]
+)
+def test_the_wait_is_told_as_it_was_estimated_whatever_the_time_to_come_back(
+    wait_ms: int, retry_after: str
+) -> None:
+    problem = refused(bounded(), prompt("r", load=waiting(wait_ms, requests=5)))
+    assert (problem.extra["wait_ms"], problem.headers["retry-after"]) == (wait_ms, retry_after)
+
+
 @pytest.mark.parametrize(("case", "kind"), [("requests", "requests"), ("tokens", "tokens")])
 def test_a_spent_rate_shows_nothing_left_until_the_time_to_come_back(case: str, kind: str) -> None:
     problem = CASES[case][0]()

@@ -17,6 +17,7 @@ from edge.auth import mint_admin_token
 from edge.decisions.load_view import pace, used_tokens
 from infra.models import ModelFileMissingError, model_spec
 from infra.secrets import load_secrets
+from processors.decisions.admission import RETRY_OVERLOADED_MS_MAX
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.workers import WorkerLoadReported
 from schemas.topics import ADMISSIONS, WORKERS
@@ -205,9 +206,9 @@ class Climb:
 
     def _is_honest(self, told: Told, *, limit: str) -> None:
         assert (told.status, told.error["code"], told.error["limit"]) == (503, "overloaded", limit)
-        assert told.error["wait_ms"] >= 1_000, "an estimate"
         assert told.retry_after is not None
-        assert 1_000 * int(told.retry_after) >= told.error["wait_ms"]
+        come_back_ms = min(max(told.error["wait_ms"], 1), RETRY_OVERLOADED_MS_MAX)
+        assert come_back_ms <= 1_000 * int(told.retry_after) < come_back_ms + 1_000
         self.refused[limit] += 1
 
     async def down(self) -> None:
