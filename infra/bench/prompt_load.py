@@ -20,6 +20,7 @@ from typing import Final
 
 import psutil
 
+from edge.runs import RECENT_ENDS_MAX
 from infra.bench.figures import quantile
 from infra.bench.system import BenchError
 from infra.log.epoch import topic_epoch
@@ -38,8 +39,6 @@ from schemas.topics import ACCOUNTS, TOKENS
 from schemas.vocabulary import FinishReason, Lane, Tier
 
 SAY_WAIT_S: Final = 120.0
-RECENT_ENDS_MAX: Final = 64
-"""As many as an edge names."""
 TICK_S: Final = 0.002
 PROMPT_TOKENS: Final = (20, 400)
 CONTENT: Final = (

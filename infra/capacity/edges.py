@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Final
 
+from edge.runs import RECENT_ACCOUNTS_MAX, RECENT_ENDS_MAX
 from edge.soft_views import BrokerClock, Workers
 from infra.capacity.clock import START_MS, Timeline
 from infra.capacity.people import Ask, prompt_tokens
@@ -17,8 +18,6 @@ from schemas.events.workers import WorkerLoadReported
 from schemas.ids import RunAddress, mint_run_id
 from schemas.vocabulary import LANE_OF_TIER, Tier
 
-RECENT_ENDS_MAX: Final = 64
-RECENT_ACCOUNTS_MAX: Final = 20_000
 ID_KEY: Final = b"the simulator's ids"
 
 

@@ -8,10 +8,11 @@ from html import escape
 from random import Random
 from typing import Final
 
+from edge.decisions.load_view import wait_error
 from infra.capacity.calibration import Calibration
 from infra.capacity.faults import FAULTS
 from infra.capacity.figures import Second, Waited
-from infra.capacity.laws import Law, audited, fairness, quantile
+from infra.capacity.laws import WAIT_ERROR_MAX, Law, audited, fairness, quantile
 from infra.capacity.plots import Axes, Series, areas, lines, points
 from infra.capacity.simulation import Outcome
 from infra.policies import policy_text
@@ -355,13 +356,13 @@ def _errors(outcome: Outcome) -> str:
     series = []
     for colour, tier in enumerate(Tier):
         errors = sorted(
-            abs(w.told_ms - w.waited_ms) / max(1_000.0, w.waited_ms)
+            wait_error(estimated_ms=w.told_ms, waited_ms=round(w.waited_ms))
             for w in waits
             if w.tier is tier
         )
         if errors:
             at = [(part, 100 * quantile(errors, part / 100)) for part in range(1, 100)]
             series.append(Series(name=tier.value, points=at, colour=colour))
-    line = [(0.0, 25.0), (100.0, 25.0)]
+    line = [(0.0, 100 * WAIT_ERROR_MAX), (100.0, 100 * WAIT_ERROR_MAX)]
     series.append(Series(name="bound of the median", points=line, colour=7, dashed=True))
     return lines(Axes(x="percent of runs", y="error (%)", y_most=200), series)
