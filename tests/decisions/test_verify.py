@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from infra.verify.findings import Findings, LogTime
+from infra.verify.findings import GRACE_MS, Findings, LogTime
 from infra.verify.judgement import Audit
 from infra.verify.run_audit import AcceptedStream
 from schemas.events import Event
@@ -29,6 +29,9 @@ from schemas.events.usage import UsageSettled
 from schemas.topics import ACCOUNTS, QUOTAS, TOKENS
 from schemas.vocabulary import EndCause, EndWriter, FinishReason
 from tests.decisions.recorded_system import LIMITS, Item, RecordedSystem, altered, audited, dropped
+
+# Long enough that nothing may be missing any more.
+SETTLED_S = GRACE_MS // 1_000 + 15
 
 
 def sound() -> RecordedSystem:
@@ -53,7 +56,7 @@ def sound() -> RecordedSystem:
     system.submit(key="k1")
     system.submit(key="k1", fingerprint="other")
     system.save()
-    system.runs_for(30)
+    system.runs_for(SETTLED_S)
     return system
 
 
@@ -84,7 +87,7 @@ def test_a_sound_log_has_no_violation_and_is_counted() -> None:
         "ignored: TokensGenerated after the end": 2,
         "open runs": 0,
         "open reservations": 0,
-        "ticks": 30,
+        "ticks": SETTLED_S,
     }
     assert {name: findings.counts[name] for name in expected} == expected
 
@@ -149,7 +152,7 @@ def repeat_first(kind: type[Event], *, event_id: str | None = None, **fields: ob
 
 def settle_late(items: list[Item]) -> list[Item]:
     def late(item: Item) -> Item:
-        record = replace(item.record, appended_ms=item.record.appended_ms + 25_000)
+        record = replace(item.record, appended_ms=item.record.appended_ms + GRACE_MS + 10_000)
         return replace(item, record=record)
 
     return altered(items, UsageSettled, late)
@@ -316,7 +319,7 @@ def test_waiting_makes_what_is_pending_a_violation() -> None:
     time = LogTime()
     time.saw(1_000)
     findings.missing("I6", "run", "x", age_ms=time.age_ms(1_000))
-    time.waited_ms = 20_000
+    time.waited_ms = GRACE_MS + 5_000
     findings.missing("I6", "run", "x", age_ms=time.age_ms(1_000))
     assert (len(findings.pending), len(findings.violations)) == (1, 1)
 

@@ -35,7 +35,7 @@ class Audit:
 def audited(system: RunningSystem) -> Audit:
     """Run the command as a person would; fail where it does not end clean, with nothing open left."""
     done = turnlog(
-        *("verify", "--settle-s", "30"),
+        *("verify", "--settle-s", "100"),
         variables={"TURNLOG_HOME": str(system.home), "TURNLOG_KAFKA": system.bootstrap},
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
