@@ -20,8 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.events.workers import WorkerLoadReported
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -42,27 +40,28 @@ class Calibration:
         return 1000 * tokens / self.prefill_tokens_per_s
 
 
-H100_NODE: Final = Calibration(
-    slots=64,
-    step_ms=8.0,
-    step_ms_an_answer=0.1083,
-    prefill_tokens_per_s=30_000,
-    kv_tokens=400_000,
-)
+OUTPUT_TOKENS_PER_S: Final = 3_000.0
+PREFILL_SHARE: Final = 0.3
+PREFILL_FOR_OUTPUT: Final = 10.0
+"""Tokens of prompts that are read in the time of one of output."""
+ALONE_SHARE: Final = 0.536
+"""Of a full step that one answer alone takes as well."""
+SLOTS: Final = 64
+KV_TOKENS_A_SLOT: Final = 6_250
 
 
-def calibrated(report: WorkerLoadReported, *, step_ms: float) -> Calibration:
-    """A worker as a live one reported itself while all its slots were busy. `step_ms`: of one answer alone.
-
-    Raises ValueError where it was never seen full.
+def worker_of(*, slots: int = SLOTS, tokens_per_s: float = OUTPUT_TOKENS_PER_S) -> Calibration:
+    """A worker that makes so many tokens of output a second beside reading their prompts, when all slots are busy: what a live one
+    reports as its pace, less its prompts. The proportions are those of the table.
     """
-    if report.full_tokens_per_s <= 0 or report.decode_tokens_per_s <= 0:
-        raise ValueError(f"{report.worker_id} was never seen full: nothing to calibrate by")
-    full_step_ms = 1000 * report.slots / report.decode_tokens_per_s
+    full_step_ms = 1000 * slots * (1 - PREFILL_SHARE) / tokens_per_s
     return Calibration(
-        slots=report.slots,
-        step_ms=min(step_ms, full_step_ms),
-        step_ms_an_answer=max(0.0, full_step_ms - step_ms) / report.slots,
-        prefill_tokens_per_s=max(report.prefill_tokens_per_s, report.decode_tokens_per_s),
-        kv_tokens=report.kv_tokens_max,
+        slots=slots,
+        step_ms=ALONE_SHARE * full_step_ms,
+        step_ms_an_answer=(1 - ALONE_SHARE) * full_step_ms / slots,
+        prefill_tokens_per_s=PREFILL_FOR_OUTPUT * tokens_per_s,
+        kv_tokens=slots * KV_TOKENS_A_SLOT,
     )
+
+
+H100_NODE: Final = worker_of()

@@ -87,6 +87,7 @@ class Node:
         self._booking = 0
         self._held_tokens = 0
         self._generated = 0.0
+        self._made = 0.0
         self._prompted = 0
         self._started = 0
         self._rates = Rates()
@@ -134,8 +135,8 @@ class Node:
 
     @property
     def made(self) -> float:
-        """Tokens of answers since the start."""
-        return self._generated
+        """Tokens of answers since the simulation began, in all its lives."""
+        return self._made
 
     def running(self) -> Iterator[Run]:
         return (attempt.run for attempt in self._attempts.values())
@@ -219,6 +220,7 @@ class Node:
             made = worked / self._calibration.token_ms(len(self._attempts))
             self._served += made
             self._generated += made * len(self._attempts)
+            self._made += made * len(self._attempts)
 
     def _fill(self) -> None:
         if not self.alive:

@@ -13,7 +13,7 @@ HEIGHT: Final = 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 40
 COLOURS: Final = 8
 """Variables --c0 to --c7."""
-TICKS: Final = 5
+TICKS: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """What is on them, with units. `y_most` fixes the top; `logarithmic`: both are."""
+    """What is on them, with units. `x_most` and `y_most` fix where they end, from 0 on; `logarithmic`: both are."""
 
     x: str
     y: str
+    x_most: float | None = None
     y_most: float | None = None
     logarithmic: bool = False
 
@@ -117,8 +118,8 @@ def _scale(axes: Axes, found: Sequence[tuple[float, float]]) -> _Scale:
         high = max(10.0 ** math.ceil(math.log10(max(1e-3, *xs, *ys))), low * 10)
         return _Scale(low_x=low, high_x=high, low_y=low, high_y=high, logarithmic=True)
     high_y = axes.y_most if axes.y_most is not None else _round_up(max(ys) or 1.0)
-    high_x = max(xs) if max(xs) > min(xs) else min(xs) + 1
-    return _Scale(low_x=min(xs), high_x=high_x, low_y=0.0, high_y=high_y, logarithmic=False)
+    high_x = axes.x_most if axes.x_most is not None else max(xs)
+    return _Scale(low_x=0.0, high_x=max(high_x, 1e-3), low_y=0.0, high_y=high_y, logarithmic=False)
 
 
 def _round_up(value: float) -> float:
@@ -130,7 +131,8 @@ def _ticks(low: float, high: float, logarithmic: bool) -> list[float]:
     if logarithmic:
         first, last = round(math.log10(low)), round(math.log10(high))
         return [10.0**power for power in range(first, last + 1)]
-    return [low + (high - low) * n / TICKS for n in range(TICKS + 1)]
+    step = _round_up((high - low) / TICKS)
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
 
 
 def _told(value: float) -> str:

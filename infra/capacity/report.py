@@ -203,6 +203,10 @@ def _plots(outcome: Outcome) -> list[tuple[str, str]]:
     ]
 
 
+def _time(seconds: Sequence[object], *, y: str, y_most: float | None = None) -> Axes:
+    return Axes(x=TIME, y=y, x_most=len(seconds), y_most=y_most)
+
+
 def _over(seconds: Sequence[Second], value: Callable[[Second], float]) -> list[tuple[float, float]]:
     return [(n + 0.5, float(value(second))) for n, second in enumerate(seconds)]
 
@@ -221,12 +225,12 @@ def _wait_lines(outcome: Outcome) -> str:
             ]
             name = f"{tier.value} p{100 * part:.0f}"
             series.append(Series(name=name, points=at, colour=colour, dashed=dashed))
-    return lines(Axes(x=TIME, y="wait (s)"), series)
+    return lines(_time(range(outcome.scenario.seconds), y="wait (s)"), series)
 
 
 def _prompts(seconds: Sequence[Second]) -> str:
     return lines(
-        Axes(x=TIME, y="prompts per second"),
+        _time(seconds, y="prompts per second"),
         [
             Series(name="sent", points=_over(seconds, lambda s: s.prompts), colour=7),
             Series(name="admitted", points=_over(seconds, lambda s: s.admitted), colour=2),
@@ -240,7 +244,7 @@ def _grants(seconds: Sequence[Second]) -> str:
         Series(name=kind, points=_over(seconds, lambda s, kind=kind: s.grants[kind]), colour=n)  # type: ignore[misc]
         for n, kind in enumerate(kinds)
     ]
-    return areas(Axes(x=TIME, y="admitted per second"), series)
+    return areas(_time(seconds, y="admitted per second"), series)
 
 
 def _refusals(seconds: Sequence[Second]) -> str:
@@ -257,14 +261,14 @@ def _refusals(seconds: Sequence[Second]) -> str:
         Series(name=name, points=_over(seconds, lambda s, name=name: of(s, name)), colour=n)  # type: ignore[misc]
         for n, name in enumerate(names)
     ]
-    return areas(Axes(x=TIME, y="refused per second"), series)
+    return areas(_time(seconds, y="refused per second"), series)
 
 
 def _utilisation(outcome: Outcome, seconds: Sequence[Second]) -> str:
     worker = outcome.scenario.worker
     most = outcome.scenario.workers * 1000 * worker.slots / worker.token_ms(worker.slots)
     return lines(
-        Axes(x=TIME, y="percent", y_most=100),
+        _time(seconds, y="percent", y_most=100),
         [
             Series(name="slots busy", points=_over(seconds, lambda s: 100 * s.busy), colour=0),
             Series(
@@ -284,7 +288,7 @@ def _floor(outcome: Outcome, seconds: Sequence[Second]) -> str:
         if second.contested_tokens
     ]
     return lines(
-        Axes(x=TIME, y="percent of tokens started"),
+        _time(seconds, y="percent of tokens started"),
         [
             Series(name="free lane, while it waits", points=kept, colour=0),
             Series(
@@ -314,13 +318,13 @@ def _queues(outcome: Outcome, seconds: Sequence[Second]) -> str:
         for n, (model, lane) in enumerate(groups)
     ]
     bound = Series(name="bound", points=[(0, 100), (len(seconds), 100)], colour=7, dashed=True)
-    return lines(Axes(x=TIME, y="requests, percent of the bound"), [*series, bound])
+    return lines(_time(seconds, y="requests, percent of the bound"), [*series, bound])
 
 
 def _ladder(outcome: Outcome, seconds: Sequence[Second]) -> str:
     levels = len(outcome.scenario.policy.ladder.levels)
     return lines(
-        Axes(x=TIME, y="level", y_most=max(1, levels)),
+        _time(seconds, y="level", y_most=max(1, levels)),
         [
             Series(
                 name="mean of all partitions", points=_over(seconds, lambda s: s.level), colour=0
@@ -365,4 +369,4 @@ def _errors(outcome: Outcome) -> str:
             series.append(Series(name=tier.value, points=at, colour=colour))
     line = [(0.0, 100 * WAIT_ERROR_MAX), (100.0, 100 * WAIT_ERROR_MAX)]
     series.append(Series(name="bound of the median", points=line, colour=7, dashed=True))
-    return lines(Axes(x="percent of runs", y="error (%)", y_most=200), series)
+    return lines(Axes(x="percent of runs", y="error (%)", x_most=100, y_most=200), series)

@@ -69,6 +69,12 @@ class Fleet:
                 timeline.after(REPORT_MS * number / count, self._report, node)
         tokens.watch(self._note)
         tokens.read(self.seen)
+        timeline.at(0.0, self._first_reports)
+
+    def _first_reports(self) -> None:
+        """They were there before anybody sends."""
+        for node in self.all_nodes:
+            self._reported(node.report(), self._timeline.broker_ms)
 
     @property
     def all_nodes(self) -> list[Node]:

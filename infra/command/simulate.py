@@ -39,6 +39,15 @@ def simulate(
     workers: Annotated[
         int, typer.Option(min=4, max=2_000, help="Half of them for each model.")
     ] = 470,
+    slots: Annotated[int, typer.Option(min=1, max=4_096, help="Answers at once on a worker.")] = 64,
+    tokens_per_s: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Output of a worker with all slots busy, prompts read beside it.",
+        ),
+    ] = 3_000,
     seconds: Annotated[int, typer.Option(min=3, max=3_600, help="How long prompts come.")] = 30,
     faults: Annotated[
         str, typer.Option(help="none, all, or a list: dead-workers,late-reports,…")
@@ -55,6 +64,7 @@ def simulate(
     Exits with 1 where a law does not hold.
     """
     # Deferred: other commands start without it.
+    from infra.capacity.calibration import worker_of  # noqa: PLC0415
     from infra.capacity.faults import UnknownFault, faults_of  # noqa: PLC0415
     from infra.capacity.laws import failed, judge  # noqa: PLC0415
     from infra.capacity.report import page  # noqa: PLC0415
@@ -69,6 +79,7 @@ def simulate(
             workers=workers,
             seconds=seconds,
             faults=faults_of(faults),
+            worker=worker_of(slots=slots, tokens_per_s=tokens_per_s),
             policy=scenario_policy(workers, policy),
         )
         if report is not None:
