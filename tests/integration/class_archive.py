@@ -11,6 +11,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,9 +37,14 @@ def use_class_archive() -> None:
     with archive.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            # Without one everything only takes longer.
+            with (
+                suppress(OSError, subprocess.SubprocessError),
+                tempfile.TemporaryDirectory(dir=cache) as scratch,
+            ):
                 _make(archive, Path(scratch))
-    os.environ[OPTIONS] = f"-Xshare:auto -XX:SharedArchiveFile={archive}"
+    if archive.exists():
+        os.environ[OPTIONS] = f"-Xshare:auto -XX:SharedArchiveFile={archive}"
 
 
 def _make(archive: Path, scratch: Path) -> None:
