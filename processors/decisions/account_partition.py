@@ -11,8 +11,8 @@ Rules (cited by assertions and tests):
       back. The same limits by another record are one, so that a copy of that is known, too. New ones are held against every account
       with open runs (Q16), also when the record comes again after a crash: an account that was saved beyond it has had its cancels
       delivered.
-  S5  The ladder's level (rules L1 to L4) follows from the partition's prompts. Its moves are kept by offset (LADDER_MOVES_MAX of them), so
-      a record that is decided again is judged at the level it was judged at first.
+  S5  The ladder's level (rules L1 to L4) follows from the partition's prompts. Its moves are kept by offset, so a record that is decided
+      again is judged at the level it was judged at first: all since the last save, and older ones up to LADDER_MOVES_MAX in all.
   S6  A record that decodes and that no decision can use changes nothing. It is parked with its reason before its source record is
       acknowledged; whoever decides it again finds the same account, and so the same reason.
   S7  Who applies a policy writes it into one partition first, whose offset is its order in all others (`order`). There the highest order
@@ -51,6 +51,8 @@ from schemas.events.tokens import RunQueued
 
 LIMITS_VERSIONS_MAX: Final = 16
 LADDER_MOVES_MAX: Final = 64
+# Twice as many as a process decides before it must save.
+UNSAVED_MOVES_MAX: Final = 8_000
 
 Row = RunKnown | IdempotencyKeyBound | LimitsKept | LadderKept
 PartitionRow = AccountSnapshot | LimitsKept | LadderKept
@@ -85,8 +87,16 @@ def plan_save(decided: Sequence[Decided]) -> Save:
     for each in decided:
         for account in each.accounts:
             accounts[account.account_id] = account
-    rows = tuple(row for each in decided for row in each.rows)
-    return Save(rows=rows, accounts=tuple(accounts.values()))
+    rows: list[Row] = []
+    # Of a kind of which the partition has one row the newest says all.
+    newest: dict[type[Row], Row] = {}
+    for each in decided:
+        for row in each.rows:
+            if isinstance(row, LimitsKept | LadderKept):
+                newest[type(row)] = row
+            else:
+                rows.append(row)
+    return Save(rows=(*rows, *newest.values()), accounts=tuple(accounts.values()))
 
 
 def limits_below(versions: Sequence[LimitsVersion], offset: int) -> LimitsChanged | None:
@@ -261,7 +271,7 @@ class AccountPartition:
         )
         if now is newest:
             return newest.level, ()
-        self._moves = (*self._moves, now)[-LADDER_MOVES_MAX:]
+        self._moves = (*self._moves, now)[-UNSAVED_MOVES_MAX:]
         return now.level, (self._ladder_row(self._moves),)
 
     def _facts(self, command: Command) -> Facts:
@@ -287,7 +297,10 @@ class AccountPartition:
             if isinstance(row, LimitsKept):
                 self._saved_limits = row.versions
             elif isinstance(row, LadderKept):
-                self._saved_moves = row.moves
+                before = sum(1 for move in self._moves if move.source_offset < row.source_offset)
+                kept_from = max(0, min(before, len(self._moves) - LADDER_MOVES_MAX))
+                self._moves = self._moves[kept_from:]
+                self._saved_moves = row.moves[-LADDER_MOVES_MAX:]
         return self._known.forget(self._newest_ms)
 
     def rows_out_of_order(self) -> list[PartitionRow]:
