@@ -22,7 +22,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"why {report.nodeid}", sep="-")
         reason = str(report.longrepr.reprcrash.message if _crashed(report) else report.longrepr)
         terminalreporter.line("\n".join(reason.splitlines()[:REASON_LINES_MAX]))
-        for name, content in report.user_properties:
+        for name, content in getattr(report, "user_properties", ()):
             if name == PROCESSES and content:
                 terminalreporter.line(str(content))
     spent: defaultdict[str, float] = defaultdict(float)

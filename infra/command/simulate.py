@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-if TYPE_CHECKING:
-    from infra.capacity.figures import Figures
-    from infra.capacity.laws import Law
-    from infra.capacity.scenario import Scenario
-    from infra.capacity.simulation import Outcome
+from infra.capacity.calibration import worker_of
+from infra.capacity.faults import UnknownFault, faults_of
+from infra.capacity.figures import Figures
+from infra.capacity.laws import Law, failed, judge
+from infra.capacity.report import page
+from infra.capacity.scenario import PATTERNS, Scenario, scenario_policy
+from infra.capacity.simulation import Outcome, Simulation
+from infra.policy_checks import PolicyError
 
 
 class PatternName(StrEnum):
@@ -63,14 +66,6 @@ def simulate(
 
     Exits with 1 where a law does not hold.
     """
-    # Deferred: other commands start without it.
-    from infra.capacity.calibration import worker_of  # noqa: PLC0415
-    from infra.capacity.faults import UnknownFault, faults_of  # noqa: PLC0415
-    from infra.capacity.laws import failed, judge  # noqa: PLC0415
-    from infra.capacity.report import page  # noqa: PLC0415
-    from infra.capacity.scenario import PATTERNS, Scenario, scenario_policy  # noqa: PLC0415
-    from infra.policy_checks import PolicyError  # noqa: PLC0415
-
     try:
         scenario = Scenario(
             seed=seed,
@@ -100,8 +95,6 @@ def simulate(
 
 
 def _run(scenario: Scenario) -> Outcome:
-    from infra.capacity.simulation import Simulation  # noqa: PLC0415
-
     columns = (
         TextColumn("second {task.completed} of {task.total}"),
         BarColumn(),
