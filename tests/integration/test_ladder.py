@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import Counter
@@ -123,8 +124,7 @@ class Climb:
 
     async def measured(self) -> int:
         """Let the worker learn its pace and what requests use. The time for one of them, in ms."""
-        for _ in range(WARM_RUNS):
-            await self._start()
+        await self._start(WARM_RUNS)
 
         async def known() -> int:
             last = {
@@ -140,10 +140,13 @@ class Climb:
 
         return await eventually_async(known, within_s=CLIMB_S, what="the worker's pace is measured")
 
-    async def _start(self) -> None:
-        chat_id = await self.crowd.new_chat()
-        run = await self.crowd.start(chat_id, "Tell me a long story.")
-        self.waiting.append((chat_id, run["id"]))
+    async def _start(self, runs: int) -> None:
+        async def one() -> None:
+            chat_id = await self.crowd.new_chat()
+            run = await self.crowd.start(chat_id, "Tell me a long story.")
+            self.waiting.append((chat_id, run["id"]))
+
+        await asyncio.gather(*(one() for _ in range(runs)))
 
     async def limit(self, run_ms: int) -> None:
         """The ladder, from now on."""
@@ -160,15 +163,14 @@ class Climb:
         """Add load until the free tier is shed. Paid prompts are admitted in full all the while."""
 
         async def shed() -> bool:
-            for _ in range(max(MORE_RUNS, int(MORE_SHARE * len(self.waiting)))):
-                await self._start()
+            await self._start(max(MORE_RUNS, int(MORE_SHARE * len(self.waiting))))
             await self._look()
             return "shed" in self.seen
 
         await eventually_async(shed, within_s=CLIMB_S, what="the free tier is shed")
 
         async def paid() -> bool:
-            await self._start()
+            await self._start(1)
             top = {"decision": "admitted", "level": str(len(LEVELS))}
             return counted(await self._metrics(), "decisions", tier="team", **top) > 0
 
@@ -213,8 +215,9 @@ class Climb:
 
     async def down(self) -> None:
         """The load goes away; nobody touches the ladder. Then all is as it was, for flex prompts too."""
-        for chat_id, run_id in self.waiting:
-            await self.crowd.cancel(chat_id, run_id)
+        await asyncio.gather(
+            *(self.crowd.cancel(chat_id, run_id) for chat_id, run_id in self.waiting)
+        )
 
         async def calm() -> bool:
             free = await asked(self.free)
