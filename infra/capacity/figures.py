@@ -69,6 +69,8 @@ class Figures:
         self.always_waiting: dict[Group, set[str]] = {}
         self.account_tokens: defaultdict[Group, Counter[str]] = defaultdict(Counter)
         self.account_requests: defaultdict[Group, Counter[str]] = defaultdict(Counter)
+        self.account_squares: defaultdict[Group, Counter[str]] = defaultdict(Counter)
+        """The squares of its requests' tokens."""
         self.queued_tokens: Counter[Group] = Counter()
         self.most_queued_tokens: Counter[Group] = Counter()
         self.sometimes: Counter[str] = Counter()
@@ -214,6 +216,7 @@ class Figures:
         if self.measured(started):
             self.account_tokens[group][run.ask.account_id] += used
             self.account_requests[group][run.ask.account_id] += 1
+            self.account_squares[group][run.ask.account_id] += used * used
 
     def look(self, now_ms: float, nodes: Sequence[Node], levels: Sequence[int]) -> None:
         """At the end of each second."""

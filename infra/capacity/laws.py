@@ -17,10 +17,12 @@ from schemas.vocabulary import Lane, Tier
 
 FLOOR_SLACK_POINTS: Final = 2.0
 JAIN_MIN: Final = 0.95
-JAIN_REQUESTS_MIN: Final = 8
-"""Accounts are compared where each got so many requests, times the root of the number of workers: at each worker an account may be ahead or
-behind by one request (K5), which evens out between many.
-"""
+JAIN_EQUAL_MIN: Final = 20
+"""Accounts are compared where their requests vary as little as so many equal ones each: fewer are below JAIN_MIN by chance, and one very
+long answer may be most of what an account got."""
+JAIN_WORKER_MIN: Final = 8
+"""And so many, times the root of the number of workers: at each worker an account may be ahead or behind by one request (K5), which evens
+out between many."""
 WAIT_ERROR_MAX: Final = 0.25
 REFUSAL_MS_MAX: Final = 100.0
 
@@ -110,11 +112,15 @@ def free_share(outcome: Outcome) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fairness:
-    """Of one lane of one model: the accounts that always had a backlog there, and the index of their tokens. None: too few to say."""
+    """Of one lane of one model: the accounts that always had a backlog there, and the index of their tokens. None: too few to say.
+
+    `equal_each`: their requests vary as so many of one size would.
+    """
 
     group: tuple[str, Lane]
     accounts: int
     requests_each: float
+    equal_each: float
     jain: float | None
 
 
@@ -126,14 +132,16 @@ def fairness(outcome: Outcome) -> list[Fairness]:
         tokens = [figures.account_tokens[group][account] for account in sorted(always)]
         if len(tokens) < 2:
             continue
-        enough = JAIN_REQUESTS_MIN * (outcome.scenario.workers / 2) ** 0.5
+        enough = max(JAIN_EQUAL_MIN, JAIN_WORKER_MIN * (outcome.scenario.workers / 2) ** 0.5)
         requests = sum(figures.account_requests[group][account] for account in always)
-        each = requests / len(tokens)
+        squares = sum(figures.account_squares[group][account] for account in always)
+        each = sum(tokens) ** 2 / max(1, squares) / len(tokens)
         found.append(
             Fairness(
                 group=group,
                 accounts=len(tokens),
-                requests_each=each,
+                requests_each=requests / len(tokens),
+                equal_each=each,
                 jain=jain(tokens) if each >= enough else None,
             )
         )

@@ -144,12 +144,19 @@ def _fairness(outcome: Outcome) -> str:
             f"{each.group[0]}, {each.group[1].value}",
             f"{each.accounts:,}",
             f"{each.requests_each:.1f}",
+            f"{each.equal_each:.1f}",
             "too few requests to say" if each.jain is None else f"{each.jain:.3f}",
         )
         for each in fairness(outcome)
     ]
-    heads = ("Lane", "accounts with a backlog all the time", "requests each", "Jain index")
-    return _table(heads, rows, numbers=(1, 2, 3))
+    heads = (
+        "Lane",
+        "accounts with a backlog all the time",
+        "requests each",
+        "as many equal ones",
+        "Jain index",
+    )
+    return _table(heads, rows, numbers=(1, 2, 3, 4))
 
 
 def _sometimes(outcome: Outcome) -> str:

@@ -52,8 +52,8 @@ def small(
 
 
 def crowded() -> Scenario:
-    """Two workers for each model, and long enough that each team's part is many requests, none of which is a very long one."""
-    return small(CROWDED, seed=2, workers=4, prompts_per_s=130, seconds=15)
+    """Two workers for each model, and long enough that each team's part is many requests."""
+    return small(CROWDED, workers=4, prompts_per_s=130, seconds=28)
 
 
 def shedding() -> Scenario:
@@ -65,7 +65,7 @@ def shedding() -> Scenario:
         for level in ladder.levels
     )
     policy = with_fields(scenario.policy, ladder=with_fields(ladder, levels=levels))
-    return replace(scenario, policy=policy)
+    return replace(scenario, policy=policy, seconds=15)
 
 
 def simulated(

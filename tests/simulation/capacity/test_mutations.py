@@ -129,8 +129,10 @@ IN_A_CROWD: dict[Callable[[Simulation, Patch], None], str] = {
 }
 
 
-def test_in_a_crowd_the_floor_and_fairness_are_judged_and_hold() -> None:
-    held = [law.name for law in judge(simulated(crowded())) if law.held]
+@pytest.mark.parametrize("seed", [1, 4])
+def test_in_a_crowd_the_floor_and_fairness_are_judged_and_hold(seed: int) -> None:
+    """In both a very long answer is most of what some account got."""
+    held = [law.name for law in judge(simulated(replace(crowded(), seed=seed))) if law.held]
     for law in IN_A_CROWD.values():
         assert any(law in name for name in held), held
 
