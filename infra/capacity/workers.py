@@ -42,7 +42,6 @@ class Fleet:
         self._answers: dict[str, Run] = {}
         """Open runs by the ids of their answers."""
         self._behind: dict[str, list[tuple[Run, Sequence[str]]]] = {}
-        self.takeovers = 0
         self.on_ready: Callable[[Run], None] = lambda run: None
         """Told when a run waits for nothing but a slot."""
         for model, nodes in self.nodes.items():
@@ -149,7 +148,6 @@ class Fleet:
         for run in list(self._requests.get((model, partition), {}).values()):
             if run.state.ended:
                 continue
-            self.takeovers += run.state.attempt > 0
             if to.alive and not to.cut_off:
                 to.come(run)
 
