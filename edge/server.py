@@ -46,7 +46,7 @@ from infra.process import DEFECT_EXIT, announce_ready, start_logging, stop_reque
 from infra.secrets import Secrets, SecretsError, load_secrets
 from infra.settings import exit_with_usage_error, kafka_bootstrap, read_settings_or_exit
 from producers.log_writer import LogWriter
-from schemas.topics import ACCOUNT_SNAPSHOTS, ADMISSIONS, TOKENS, WORKERS
+from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS, ADMISSIONS, CHATS, TOKENS, WORKERS
 
 # A client waits for it.
 CLIENT_SPAN_WAIT_MS_MAX: Final = 10_000
@@ -128,6 +128,8 @@ async def open_edge(
                 span_wait_ms_max=CLIENT_SPAN_WAIT_MS_MAX,
             )
         )
+        for topic in (ACCOUNTS, CHATS):
+            await writer.partitions_of(topic)  # Asked for before a client waits for it.
         partitions = await writer.partitions_of(TOKENS)
         rows, row_ends = await open_tail(
             bootstrap, reader, ACCOUNT_SNAPSHOTS, partitions, from_start=True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from infra.log.broker_wait import broker_listens
 from producers.placement import place
@@ -24,6 +24,7 @@ ACK_WAIT_MS_MAX: Final = 10_000
 BUFFER_WAIT_MS_MAX: Final = 5_000
 START_WAIT_MS_MAX: Final = 30_000
 STOP_WAIT_MS_MAX: Final = 3_000
+UNKNOWN_TOPIC_PAUSE_S: Final = 0.1
 # Room for headers, key and batch framing inside the topic's own limit.
 RECORD_OVERHEAD_BYTES: Final = 2_048
 
@@ -84,9 +85,17 @@ class LogWriter:
         known = self._partitions.get(topic.name)
         if known is None:
             async with asyncio.timeout(START_WAIT_MS_MAX / 1000):
-                known = len(await self._ready().partitions_for(topic.name))
+                known = await self._asked_partitions_of(topic)
             self._partitions[topic.name] = known
         return known
+
+    async def _asked_partitions_of(self, topic: Topic) -> int:
+        while True:
+            try:
+                return len(await self._ready().partitions_for(topic.name))
+            except UnknownTopicOrPartitionError:
+                # Also what the client library says where the broker was too busy to answer.
+                await asyncio.sleep(UNKNOWN_TOPIC_PAUSE_S)
 
     async def send(
         self,
@@ -101,8 +110,9 @@ class LogWriter:
     ) -> asyncio.Future[Appended]:
         """Hand the event to the producer, in order; the future resolves at the acknowledgement.
 
-        Waits only for buffer space. `partition` (with `key`) is for events that name no key of their own. Raises RecordTooLarge,
-        or AppendFailed when the buffer stays full. The future raises aiokafka's KafkaError; bound your wait for it.
+        Waits for buffer space, and the first time for the topic's partitions. `partition` (with `key`) is for events that name no key
+        of their own. Raises RecordTooLarge, or AppendFailed when either does not come. The future raises aiokafka's KafkaError; bound
+        your wait for it.
         """
         value, headers = encode(event, event_id=event_id, cause_id=cause_id, trace=trace)
         if len(value) > topic.record_bytes_max - RECORD_OVERHEAD_BYTES:
@@ -110,7 +120,12 @@ class LogWriter:
                 f"{type(event).__name__} has {len(value)} bytes; {topic.name} takes less"
             )
         if partition is None:
-            found = place(topic, event, await self.partitions_of(topic))
+            try:
+                async with asyncio.timeout(ACK_WAIT_MS_MAX / 1000):
+                    partitions = await self.partitions_of(topic)
+            except (KafkaError, TimeoutError) as error:
+                raise AppendFailed(f"{topic.name}: its partitions are not known") from error
+            found = place(topic, event, partitions)
             partition, key = found.partition, found.key
         return await self._send_bytes(
             topic.name, value, key.encode() if key is not None else None, partition, headers

@@ -39,7 +39,7 @@ from schemas.events.tokens import (
     TokensGenerated,
 )
 from schemas.ids import derived_event_id
-from schemas.topics import ACCOUNTS, ADMISSIONS, CHATS, OUTCOMES, TOKENS, Topic
+from schemas.topics import ACCOUNTS, ADMISSIONS, CHATS, OUTCOMES, TOKENS, WORKERS, Topic
 from schemas.vocabulary import EndCause, EndWriter, FinishReason, Lane, Tier
 from tests.integration.processes import end_process, start_module
 from tests.integration.running import free_ports
@@ -296,6 +296,8 @@ async def scripted_peer(home: Path, bootstrap: str) -> AsyncIterator[ScriptedPee
         SpanReader(bootstrap=bootstrap, client_id="peer") as reader,
     ):
         peer = ScriptedPeer(writer, home)
+        for topic in (ADMISSIONS, OUTCOMES, WORKERS):
+            await writer.partitions_of(topic)  # Asked for now, and not in the middle of a test.
         partitions = list(range(await writer.partitions_of(TOKENS)))
         topics = (ACCOUNTS, TOKENS, CHATS, ADMISSIONS, OUTCOMES)
         tails = []

@@ -15,6 +15,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from infra.embedded.jars import KAFKA_LOCK, JarError, fetch_jars, read_lock
 from infra.embedded.kafka import BrokerError, prepare_broker, wait_until_serving
+from producers.log_writer import AppendFailed, LogWriter
+from schemas.events.chats import ChatCreated
+from schemas.topics import CHATS
 from tests.integration.running import RunningBroker, free_ports
 from tests.integration.waiting import PATIENCE_S
 
@@ -119,6 +122,16 @@ def test_a_fetched_jar_is_not_fetched_again(tmp_path: Path, broker: RunningBroke
     lines: list[str] = []
     fetch_jars(read_lock(KAFKA_LOCK), broker.plan.jars, progress=lines.append)
     assert lines == []
+
+
+async def test_an_append_to_a_topic_that_the_broker_does_not_name_has_failed(
+    broker: RunningBroker,
+) -> None:
+    """So it is too where the broker is too busy to name its topics: nobody gets an error that he does not expect."""
+    nowhere = replace(CHATS, name="nowhere")
+    async with LogWriter(bootstrap=broker.bootstrap, client_id="test") as writer:
+        with pytest.raises(AppendFailed, match="nowhere"):
+            await writer.append(nowhere, ChatCreated(chat_id="c", account_id="a"), event_id="e")
 
 
 async def _make_topic(bootstrap: str) -> None:
