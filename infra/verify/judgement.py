@@ -54,8 +54,11 @@ class Books:
 class Audit:
     """All topics of one system. Feed it with `begins` and `take`; `judge` may be called again and again."""
 
-    def __init__(self, *, partitions: int, epoch: int | None = None) -> None:
-        """`partitions` of the account-keyed topics; `epoch` of this cluster's run ids, None for any."""
+    def __init__(
+        self, *, partitions: int, epoch: int | None = None, grace_ms: int = GRACE_MS
+    ) -> None:
+        """`partitions` of the account-keyed topics; `epoch` of this cluster's run ids, None for any; `grace_ms`: for what is missing."""
+        self._grace_ms = grace_ms
         self.time = LogTime()
         self.runs = RunAudit(self.time, epoch=epoch)
         self.accounts = AccountAudit(self.time, partitions=partitions)
@@ -71,7 +74,7 @@ class Audit:
 
     def judge(self) -> Findings:
         """Everything that the records say up to now."""
-        findings = Findings()
+        findings = Findings(grace_ms=self._grace_ms)
         books = Books()
         for copies in (*self.accounts.copies.values(), self.outcomes):
             books.enter(copies)
@@ -214,7 +217,7 @@ class Audit:
             )
             return
         took_ms = self.time.between(run.ended_ms, closed_ms)
-        if took_ms > GRACE_MS:
+        if took_ms > self._grace_ms:
             findings.broken(
                 "I6", run.run_id, f"its reservation was open {took_ms / 1000:.0f} s after its end"
             )

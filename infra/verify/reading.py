@@ -16,7 +16,7 @@ from infra.log.epoch import topic_epoch
 from infra.log.records import LogRecord
 from infra.log.span_reader import Bounds, SpanReader
 from infra.models.registry import MODELS
-from infra.verify.findings import Findings, Record
+from infra.verify.findings import GRACE_MS, Findings, Record
 from infra.verify.history_audit import HistoryAudit
 from infra.verify.judgement import Audit
 from schemas.topics import (
@@ -63,8 +63,9 @@ class NoTopics(Exception):
 class RecordedSystem:
     """The topics of one cluster under audit."""
 
-    def __init__(self, bootstrap: str, *, history: Path) -> None:
+    def __init__(self, bootstrap: str, *, history: Path, grace_ms: int = GRACE_MS) -> None:
         self._bootstrap = bootstrap
+        self._grace_ms = grace_ms
         self._history = history
         self._reader = SpanReader(
             bootstrap=bootstrap, client_id="turnlog-verify", readers_max=READERS
@@ -77,7 +78,9 @@ class RecordedSystem:
     async def __aenter__(self) -> Self:
         self._partitions = await partition_counts(self._bootstrap)
         epoch = await topic_epoch(self._bootstrap)
-        self.audit = Audit(partitions=self._partitions[ACCOUNTS.name], epoch=epoch)
+        self.audit = Audit(
+            partitions=self._partitions[ACCOUNTS.name], epoch=epoch, grace_ms=self._grace_ms
+        )
         self.past = HistoryAudit(self.audit.time)
         await self._reader.__aenter__()
         return self

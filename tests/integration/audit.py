@@ -35,7 +35,8 @@ class Audit:
 def audited(system: RunningSystem) -> Audit:
     """Run the command as a person would; fail where it does not end clean, with nothing open left."""
     done = turnlog(
-        *("verify", "--settle-s", "100"),
+        # On a starved machine it took 18 s until what was killed was back; lateness is no loss.
+        *("verify", "--settle-s", "100", "--grace-s", "60"),
         variables={"TURNLOG_HOME": str(system.home), "TURNLOG_KAFKA": system.bootstrap},
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
