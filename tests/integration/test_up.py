@@ -26,7 +26,11 @@ def test_a_system_comes_up_shows_its_parts_and_stops_leaving_nothing(
     system: SystemFactory,
 ) -> None:
     running = system({"TURNLOG_EDGES": "2"})
-    assert f"Turnlog is ready: {running.url}" in running.output().splitlines()
+    # Its state file says so a moment earlier.
+    eventually(
+        lambda: f"Turnlog is ready: {running.url}" in running.output().splitlines(),
+        what="the ready line",
+    )
     wanted = {"kafka", *PROCESSORS, "worker-0", "edge-0", "edge-1"}
     assert set(running.parts()) == wanted
 
