@@ -70,6 +70,18 @@ class Metrics:
             buckets=_ERROR_BUCKETS,
             registry=registry,
         )
+        self.wait_told = Counter(
+            "turnlog_edge_wait_estimated_seconds_total",
+            "Waits that were told, of runs that have started, by lane; by those that they had: how much too long or too short.",
+            ["lane"],
+            registry=registry,
+        )
+        self.waited = Counter(
+            "turnlog_edge_wait_waited_seconds_total",
+            "Waits that those runs had.",
+            ["lane"],
+            registry=registry,
+        )
         self.wait = Histogram(
             "turnlog_edge_run_wait_seconds",
             "From a run's admission to its first attempt, by lane and model.",

@@ -16,6 +16,7 @@ from edge.decisions.load_view import (
     Sent,
     WorkerSeen,
     fleet_of,
+    is_counted,
     load_view,
     pressed,
     saturation_ms,
@@ -67,6 +68,8 @@ class Workers:
         self._live_ms: dict[str, int] = {}
         self._began_ms: int | None = None
         self._fleet = Fleet(at_ms=0)
+        # Not in the fleet yet.
+        self._fresh: list[Sent] = []
         self._pressure = Pressure()
 
     def note(self, event: Event, appended_ms: int) -> None:
@@ -83,7 +86,11 @@ class Workers:
         if self._began_ms is None:
             self._began_ms = now_ms
         if 0 <= now_ms - self._fleet.at_ms < FLEET_AGE_MS_MAX:
+            if self._fresh:
+                self._fleet = with_sent(self._fleet, *self._fresh)
+                self._fresh.clear()
             return self._fleet
+        self._fresh.clear()
         while self._sent and not still_counts(next(iter(self._sent.values())), now_ms=now_ms):
             self._sent.popitem(last=False)
         fleet = fleet_of(tuple(self._seen.values()), self._sent.values(), now_ms=now_ms)
@@ -94,6 +101,8 @@ class Workers:
             self._pressure, saturation_ms=saturation_ms(fleet) or 0, now_ms=now_ms
         )
         self._fleet = fleet
+        for run_id in [r for r, sent in self._sent.items() if is_counted(fleet, sent)]:
+            del self._sent[run_id]
         return fleet
 
     @property
@@ -141,22 +150,35 @@ class Workers:
         self._sent.pop(run_id, None)
 
     def _note_sent(self, run_id: str, sent: Sent) -> None:
-        if run_id not in self._sent:
-            self._fleet = with_sent(self._fleet, sent)
+        if run_id not in self._sent and len(self._fresh) < SENT_MAX:
+            self._fresh.append(sent)
         self._sent[run_id] = sent
         self._sent.move_to_end(run_id)
         if len(self._sent) > SENT_MAX:
             self._sent.popitem(last=False)
 
     def load(
-        self, models: Sequence[str], partition: int, shares: Mapping[Lane, LaneLimits]
+        self,
+        models: Sequence[str],
+        partition: int,
+        shares: Mapping[Lane, LaneLimits],
+        *,
+        account_id: str | None = None,
+        lanes: Sequence[Lane] = tuple(Lane),
     ) -> LoadView:
-        """The view that goes into a prompt whose run lies in this partition."""
+        """The view that goes into a prompt whose run lies in this partition, in one of the lanes."""
         fleet = self.fleet()
         began_ms = self._began_ms or fleet.at_ms
         absent = {model: fleet.at_ms - self._live_ms.get(model, began_ms) for model in models}
         return load_view(
-            fleet, models, partition, shares=shares, absent_ms=absent, pressure=self.pressure
+            fleet,
+            models,
+            partition,
+            shares=shares,
+            absent_ms=absent,
+            pressure=self.pressure,
+            account_id=account_id,
+            lanes=lanes,
         )
 
 

@@ -156,7 +156,11 @@ def _prompt(edge: EdgeState, submission: Submission, run_id: str) -> PromptSubmi
         fingerprint=submission.fingerprint,
         prompt_tokens=submission.prompt_tokens,
         load=edge.workers.load(
-            list(submission.prompt_tokens), run_address(run_id).partition, edge.accounts.shares
+            list(submission.prompt_tokens),
+            run_address(run_id).partition,
+            edge.accounts.shares,
+            account_id=caller.account_id,
+            lanes=[submission.lane],
         ),
         ended_runs=edge.runs.ended_runs(caller.account_id),
     )

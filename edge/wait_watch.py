@@ -64,6 +64,8 @@ class WaitWatch:
         self._metrics.wait.labels(lane=queued.lane.value, model=queued.model).observe(
             waited_ms / 1000
         )
+        self._metrics.wait_told.labels(lane=queued.lane.value).inc(queued.wait_ms / 1000)
+        self._metrics.waited.labels(lane=queued.lane.value).inc(waited_ms / 1000)
         self._metrics.wait_error.labels(lane=queued.lane.value).observe(
             wait_error(estimated_ms=queued.wait_ms, waited_ms=waited_ms)
         )

@@ -16,9 +16,11 @@ from inference_workers.attempt import Attempt
 from inference_workers.decisions.generation import Loss, Phase
 from inference_workers.decisions.request_book import Queue, Request, RequestBook
 from inference_workers.decisions.run_book import Absence, Followed, FollowedRun
+from inference_workers.decisions.turns import Held
 from inference_workers.decisions.waiting_room import WaitingRoom
 from inference_workers.engine import Engine
-from inference_workers.load_report import FreedDelays, LaneUse, lane_load
+from inference_workers.load_report import FreedDelays, LaneUse
+from inference_workers.outlook import SlotTimes, free_ms, lane_loads
 from inference_workers.partition_tail import PartitionTail
 from producers.log_writer import LogWriter
 from schemas.events.accounts import LaneLimits
@@ -62,7 +64,10 @@ class Desk:
         self._on_defect = on_defect
         self._waiting = WaitingRoom(self.requests, claim_tokens_max=engine.caps.context_window)
         self._use = LaneUse()
+        self._times = SlotTimes()
+        self._draw = secrets.SystemRandom().random
         self._active: dict[str, Attempt] = {}
+        self._started_ms: dict[str, int] = {}
         # Tokens that were said before this worker's first attempt: not its own use.
         self._said_before: dict[str, int] = {}
 
@@ -75,18 +80,26 @@ class Desk:
         """The policy has other weights, floors and look-aheads."""
         self._waiting.lanes.change_shares(shares)
 
-    def lane_loads(self) -> tuple[LaneLoad, ...]:
-        """What waits for a slot."""
-        outside = self._waiting.outside()
-        return tuple(
-            lane_load(
-                lane,
-                self._waiting.lanes.queue(lane),
-                others=[claim.tokens for claim in outside if claim.lane is lane],
-                use=self._use,
-            )
-            for lane in Lane
+    def outlook(self, *, full_tokens_per_s: float) -> tuple[tuple[LaneLoad, ...], tuple[int, ...]]:
+        """What waits for a slot and what starts before whom, and when slots are free, in ms. May take some milliseconds."""
+        lanes, slots = self._waiting.lanes, self._engine.caps.slots
+        now_ms = self._now_ms()
+        running = [
+            Held(claim=lanes.held(run_id), age_ms=now_ms - at_ms)
+            for run_id, at_ms in self._started_ms.items()
+        ]
+        held_ms = self._times.held_ms(slots=slots, full_tokens_per_s=full_tokens_per_s)
+        loads = lane_loads(
+            lanes,
+            running=running,
+            slots=slots,
+            outside=self._waiting.outside(),
+            use=self._use,
+            held_ms=held_ms,
+            draw=self._draw,
         )
+        ages_ms = [held.age_ms for held in running]
+        return loads, free_ms(ages_ms, slots=slots, held_ms=held_ms)
 
     def second(self, *, elapsed_s: float) -> bool:
         """About a second has passed since this was asked last. Whether no slot was free in between."""
@@ -132,7 +145,7 @@ class Desk:
         if not self.requests.add(request):
             return
         claim = self._waiting.came(request, now_ms=self._now_ms())
-        self._use.came(claim.lane, claimed=claim.tokens)
+        self._use.came(claim)
         tail = self.tails.get(request.queue.partition)
         if tail is not None and tail.caught_up:
             tail.book.pin(request.run_id)
@@ -218,6 +231,7 @@ class Desk:
             on_defect=self._on_defect,
         )
         self._active[run_id] = attempt
+        self._started_ms[run_id] = self._now_ms()
         self._tasks.create_task(self._make(attempt), name=f"attempt-{run_id}")
 
     async def _make(self, attempt: Attempt) -> None:
@@ -228,6 +242,7 @@ class Desk:
             self.freed_delays.add(now - attempt.cancelled_ms)
         run_id = attempt.request.run_id
         del self._active[run_id]
+        held_ms = now - self._started_ms.pop(run_id)
         lost = attempt.generation.phase is Phase.LOST
         if lost and self.requests.of_run(run_id) is attempt.request:
             self._waiting.lost(
@@ -244,6 +259,7 @@ class Desk:
             self._waiting.lanes.finish(run_id, used_tokens=used_tokens)
             if not lost:
                 claimed = len(attempt.request.event.prompt_ids) + attempt.generation.grant
+                self._times.freed(held_ms, used_tokens=used_tokens)
                 self._use.ended(attempt.request.queue.lane, claimed=claimed, used=used_tokens)
         self.schedule()
 

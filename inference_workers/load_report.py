@@ -6,13 +6,14 @@ Both are for people and for the edges' soft view; no decision about a run depend
 from __future__ import annotations
 
 import bisect
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from inference_workers.decisions.lanes import LaneQueue
+from inference_workers.decisions.lanes import AccountLine, Claim, LaneQueue
+from inference_workers.decisions.turns import Asked
 from inference_workers.engine import EngineLoad
-from schemas.events.workers import LaneLoad, WorkerLoadReported
+from schemas.events.workers import AccountLoad, LaneLoad, WorkerLoadReported
 from schemas.vocabulary import Lane
 
 REPORT_EVERY_S: Final = 1.0
@@ -22,6 +23,7 @@ FULL_RATE_WEIGHT_MIN: Final = 0.05
 COMING_WEIGHT_MIN: Final = 0.02
 # How much the last request counts in what requests use, once there were many: noise here is noise in every wait.
 USE_WEIGHT_MIN: Final = 0.02
+RECENT_MAX: Final = 64
 FREED_BOUNDS_MS: Final = (10, 25, 50, 100, 250, 500, 1_000, 5_000)
 
 
@@ -87,13 +89,16 @@ class LaneUse:
         self.claimed: dict[Lane, float] = {}
         self.tokens: dict[Lane, float] = {}
         self.coming: dict[Lane, float] = {}
+        self.recent: dict[Lane, deque[tuple[str, int]]] = {}
         self._came: Counter[Lane] = Counter()
         self._ended: Counter[Lane] = Counter()
         self._seconds = 0
 
-    def came(self, lane: Lane, *, claimed: int) -> None:
+    def came(self, claim: Claim) -> None:
         """One came."""
-        self._came[lane] += claimed
+        self._came[claim.lane] += claim.tokens
+        recent = self.recent.setdefault(claim.lane, deque(maxlen=RECENT_MAX))
+        recent.append((claim.account_id, claim.tokens))
 
     def second(self, *, elapsed_s: float) -> None:
         """So long after the last time."""
@@ -120,7 +125,15 @@ class LaneUse:
         return min(1.0, self.tokens[lane] / claimed) if claimed else 0.0
 
 
-def lane_load(lane: Lane, queue: LaneQueue, *, others: list[int], use: LaneUse) -> LaneLoad:
+def lane_load(
+    lane: Lane,
+    queue: LaneQueue,
+    *,
+    others: list[int],
+    use: LaneUse,
+    lines: Iterable[AccountLine] = (),
+    turns: Mapping[Asked, int] | None = None,
+) -> LaneLoad:
     """What waits in the lane. `others` are the claims of requests that wait for something else before they may wait for a slot."""
     return LaneLoad(
         lane=lane,
@@ -131,6 +144,15 @@ def lane_load(lane: Lane, queue: LaneQueue, *, others: list[int], use: LaneUse) 
         used_percent=round(100 * use.share(lane)),
         used_tokens_mean=round(use.tokens.get(lane, 0)),
         coming_tokens_per_s=round(use.coming.get(lane, 0.0), 1),
+        accounts=tuple(
+            AccountLoad(
+                account_id=line.account_id,
+                ahead_tokens=line.ahead_tokens,
+                turn_tokens=turns.get((lane, line.account_id)) if turns else None,
+            )
+            for line in lines
+        ),
+        turn_tokens=turns.get((lane, None)) if turns else None,
     )
 
 
@@ -147,6 +169,7 @@ def load_report(
     kv_tokens_max: int,
     partitions: Iterable[int],
     draining: bool,
+    free_ms: tuple[int, ...] = (),
 ) -> WorkerLoadReported:
     """The event. `epoch` rises with every start of the worker, so a report of an earlier life is told from one of this."""
     return WorkerLoadReported(
@@ -165,4 +188,5 @@ def load_report(
         lanes=lanes,
         kv_tokens=kv_tokens,
         kv_tokens_max=kv_tokens_max,
+        free_ms=free_ms,
     )

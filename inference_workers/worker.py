@@ -240,6 +240,7 @@ class Worker:
         self, desk: Desk, log: LogWriter, *, ordinal: int, draining: bool
     ) -> None:
         kind = "draining" if draining else "load"
+        lanes, free_ms = desk.outlook(full_tokens_per_s=self._rates.full)
         await log.append(
             WORKERS,
             load_report(
@@ -248,12 +249,13 @@ class Worker:
                 epoch=self._start_epoch,
                 slots=self._engine.caps.slots,
                 busy=desk.busy,
-                lanes=desk.lane_loads(),
+                lanes=lanes,
                 kv_tokens=self._engine.load().kv_tokens,
                 kv_tokens_max=self._engine.caps.kv_tokens_max,
                 rates=self._rates,
                 partitions=desk.tails,
                 draining=draining,
+                free_ms=free_ms,
             ),
             event_id=derived_event_id(f"{self._worker_id}/{self._start_epoch}", kind, ordinal),
         )

@@ -3,12 +3,15 @@ is not in its log.
 
 Rules:
   V1  A wait is that of the worker that would get the request: the owner of the run's partition for the model.
-  V2  A worker with a free slot that nobody waits for starts at once. Else its next slot is free after about one request's part of
-      its pace, and what stands before the request in its lane starts at the lane's share of the pace (`schemas/lane_shares.py`),
-      which grows as other lanes run empty. A lane without a backlog takes what comes in it lately, and no more.
+  V2  A worker with a free slot that nobody waits for starts at once. Else a request has a place, in tokens that start before it, and
+      starts when as many slots are free: when the worker says, and from then on at its pace. The place is the one that the worker
+      has played ahead (`turn_tokens`), for a newcomer or for the request's own account. Where it has none, what stands before it in
+      its lane starts at the lane's share of the pace (`schemas/lane_shares.py`), which grows as other lanes run empty.
+      A lane without a backlog takes what comes in it lately, and no more.
   V3  Requests count as the tokens that they are expected to use, not as those they may: the worker reports what its requests use.
   V4  What was queued after a report's view counts on top of it: runs queued lately, by any edge as far as it is seen, and those
-      that this edge has sent and nobody decided yet. What was refused does not count. What the worker did since the report is taken off.
+      that this edge has sent and nobody decided yet. What was refused does not count. They move a place as they move the drain of
+      the lanes; of other lanes only what is more, or less, than was expected to come. Time since the report is taken off.
       The background lane waits for all others: its wait is until they have run empty, then its own.
   V5  Where no worker of the model is alive, the wait is what another needs to take over, then as long as it has been so already.
   V6  Saturation is the time that all workers of a model together need for what waits, the largest of the models'; what waits in the
@@ -20,9 +23,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from typing import Final
 
@@ -33,7 +36,7 @@ from schemas.vocabulary import Lane
 
 REPORT_AGE_MS_MAX: Final = 5_000
 """A worker that has said nothing for so long counts as gone."""
-QUEUED_LAG_MS: Final = 150
+QUEUED_LAG_MS: Final = 40
 """About what a queued run needs until its worker has read its request and counts it."""
 UNDECIDED_AGE_MS_MAX: Final = 10_000
 NO_WORKER_WAIT_MS: Final = 3_000
@@ -57,11 +60,45 @@ ERROR_WAIT_MS_MIN: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneFigures:
+    """What a report says of a lane, in tokens as they are expected to be used (V3); `claimed_tokens` are what one request claims."""
+
+    load: LaneLoad
+    used_share: float
+    used_tokens: float
+    claimed_tokens: int
+    queued: float
+    coming: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSeen:
-    """A worker's last report, and when the broker took it."""
+    """A worker's last report, and when the broker took it. The rest follows from the report, once for all prompts that ask."""
 
     report: WorkerLoadReported
     appended_ms: int
+    rate: float = field(init=False)
+    lanes: Mapping[Lane, LaneFigures] = field(init=False)
+    work: float = field(init=False)
+    """Tokens that hold up who comes next (V6)."""
+
+    def __post_init__(self) -> None:
+        report, lanes = self.report, {}
+        for load in _lane_loads(report):
+            share = used_share(report, load.lane)
+            lanes[load.lane] = LaneFigures(
+                load=load,
+                used_share=share,
+                used_tokens=used_tokens(report, load.lane),
+                claimed_tokens=claimed_tokens(report, load.lane),
+                queued=load.queued_tokens * share,
+                coming=load.coming_tokens_per_s * share,
+            )
+        work = sum(figures.queued for lane, figures in lanes.items() if lane is not Lane.BACKGROUND)
+        work -= max(0, report.slots - report.busy) * used_tokens(report)
+        object.__setattr__(self, "rate", pace(report))
+        object.__setattr__(self, "lanes", lanes)
+        object.__setattr__(self, "work", work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +148,17 @@ def still_counts(sent: Sent, *, now_ms: int) -> bool:
     return now_ms - sent.at_ms <= (REPORT_AGE_MS_MAX if sent.queued else UNDECIDED_AGE_MS_MAX)
 
 
+def is_counted(fleet: Fleet, sent: Sent) -> bool:
+    """Whether a queued run stands in the report of its worker."""
+    loads = (fleet.models.get(model) for model in sent.models)
+    owners = [load.owners.get(sent.partition) if load is not None else None for load in loads]
+    return all(owner is not None and _counted(sent, owner) for owner in owners)
+
+
+def _counted(sent: Sent, owner: WorkerSeen) -> bool:
+    return sent.queued and sent.at_ms <= owner.appended_ms - QUEUED_LAG_MS
+
+
 def fleet_of(workers: Sequence[WorkerSeen], sent: Iterable[Sent], *, now_ms: int) -> Fleet:
     """What the live ones among the workers say together, with what was sent since."""
     by_model: dict[str, list[WorkerSeen]] = {}
@@ -130,26 +178,25 @@ def _model_load(model: str, workers: list[WorkerSeen], sent: list[Sent]) -> Mode
             other = owners.get(partition)
             if other is None or other.appended_ms < worker.appended_ms:
                 owners[partition] = worker
-    extra: dict[str, Counter[Lane]] = {worker.report.worker_id: Counter() for worker in workers}
+    extra: dict[str, dict[Lane, int]] = {worker.report.worker_id: {} for worker in workers}
     for one in sent:
         owner = owners.get(one.partition) if model in one.models else None
-        if owner is None or (one.queued and one.at_ms <= owner.appended_ms - QUEUED_LAG_MS):
+        if owner is None or _counted(one, owner):
             continue
-        extra[owner.report.worker_id][one.lane] += 1
-    requests, tokens = Counter[Lane](), Counter[Lane]()
+        added = extra[owner.report.worker_id]
+        added[one.lane] = added.get(one.lane, 0) + 1
+    requests, tokens = dict.fromkeys(Lane, 0), dict.fromkeys(Lane, 0)
     work = rate = 0.0
     for worker in workers:
-        report, added = worker.report, extra[worker.report.worker_id]
-        rate += pace(report)
-        for load in _lane_loads(report):
-            mean = used_tokens(report, load.lane)
-            requests[load.lane] += load.queued_requests + added[load.lane]
-            tokens[load.lane] += load.queued_tokens + added[load.lane] * claimed_tokens(
-                report, load.lane
-            )
-            if load.lane is not Lane.BACKGROUND:
-                work += load.queued_tokens * used_share(report, load.lane) + added[load.lane] * mean
-        work -= max(0, report.slots - report.busy) * used_tokens(report)
+        rate += worker.rate
+        work += worker.work
+        added = extra[worker.report.worker_id]
+        for lane, figures in worker.lanes.items():
+            more = added.get(lane, 0)
+            requests[lane] += figures.load.queued_requests + more
+            tokens[lane] += figures.load.queued_tokens + more * figures.claimed_tokens
+            if more and lane is not Lane.BACKGROUND:
+                work += more * figures.used_tokens
     return ModelLoad(
         owners=owners,
         owned=sorted(owners),
@@ -160,26 +207,27 @@ def _model_load(model: str, workers: list[WorkerSeen], sent: list[Sent]) -> Mode
     )
 
 
-def with_sent(fleet: Fleet, sent: Sent) -> Fleet:
-    """The fleet with one more run on the way, so that of many that come at once each sees those before it."""
+def with_sent(fleet: Fleet, *sent: Sent) -> Fleet:
+    """The fleet with more runs on the way, so that of many that come at once each sees those before it."""
     models = dict(fleet.models)
-    for model in sent.models:
-        load = models.get(model)
-        owner = load.owners.get(sent.partition) if load is not None else None
-        if load is None or owner is None:
-            continue
-        lane, name = sent.lane, owner.report.worker_id
-        models[model] = replace(
-            load,
-            extra={**load.extra, name: _more(load.extra[name], lane, 1)},
-            queued_requests=_more(load.queued_requests, lane, 1),
-            queued_tokens=_more(load.queued_tokens, lane, claimed_tokens(owner.report, lane)),
-        )
+    by_model: dict[str, list[tuple[WorkerSeen, Lane]]] = {}
+    for one in sent:
+        for model in one.models:
+            load = models.get(model)
+            owner = load.owners.get(one.partition) if load is not None else None
+            if owner is not None and not _counted(one, owner):
+                by_model.setdefault(model, []).append((owner, one.lane))
+    for model, added in by_model.items():
+        load = models[model]
+        extra = dict(load.extra)
+        requests, tokens = dict(load.queued_requests), dict(load.queued_tokens)
+        for owner, lane in added:
+            name = owner.report.worker_id
+            extra[name] = {**extra[name], lane: extra[name].get(lane, 0) + 1}
+            requests[lane] = requests.get(lane, 0) + 1
+            tokens[lane] = tokens.get(lane, 0) + owner.lanes[lane].claimed_tokens
+        models[model] = replace(load, extra=extra, queued_requests=requests, queued_tokens=tokens)
     return replace(fleet, models=models)
-
-
-def _more(counts: Mapping[Lane, int], lane: Lane, count: int) -> dict[Lane, int]:
-    return {**counts, lane: counts.get(lane, 0) + count}
 
 
 def pace(report: WorkerLoadReported) -> float:
@@ -231,28 +279,65 @@ def wait_at(
     extra: Mapping[Lane, int],
     shares: Mapping[Lane, LaneLimits],
     now_ms: int,
+    account_id: str | None = None,
 ) -> int:
-    """V2 to V4: until a request of a new account, sent to this worker now, would start, in ms."""
+    """V2 to V4: until a request of this account (None: of a new one), sent to this worker now, would start, in ms."""
     report = worker.report
-    waiting = report.queued_requests + sum(extra.values())
-    free = report.slots - report.busy
-    if waiting < free:
+    free = max(0, report.slots - report.busy)
+    if report.queued_requests + sum(extra.values()) < free:
         return 0
-    rate, one = pace(report), used_tokens(report)
-    ahead, queued, coming = 0.0, {}, {}
-    for load in _lane_loads(report):
-        share = used_share(report, load.lane)
-        coming[load.lane] = load.coming_tokens_per_s * share
-        added = extra.get(load.lane, 0) * used_tokens(report, load.lane)
-        queued[load.lane] = load.queued_tokens * share + added
-        if load.lane is lane or not report.lanes:
-            ahead += load.ahead_tokens * share + added
-    ahead = max(0.0, ahead - max(0, free) * one)
-    if not weight_of(lane, shares):
-        ahead = max(ahead, LAST_TOKENS_MIN)
-    done_s = max(0, now_ms - worker.appended_ms) / 1000
-    drain_s = drain_s_of(ahead, lane, queued, coming=coming, shares=shares, rate=rate)
-    return min(WAIT_MS_MAX, int(1000 * (one / rate + max(0.0, drain_s - done_s))))
+    age_ms = max(0, now_ms - worker.appended_ms)
+    rate = worker.rate
+    mine, turn = _turn_of(worker, lane, account_id)
+    waiting = {one: figures.queued for one, figures in worker.lanes.items()}
+    coming = {one: figures.coming for one, figures in worker.lanes.items()}
+    came = {one: extra.get(one, 0) * figures.used_tokens for one, figures in worker.lanes.items()}
+
+    def before(ahead: float, queued: Mapping[Lane, float]) -> float:
+        if not weight_of(lane, shares):
+            ahead = max(ahead, LAST_TOKENS_MIN)
+        return rate * drain_s_of(ahead, lane, queued, coming=coming, shares=shares, rate=rate)
+
+    # Those that were expected to come by now to the other lanes are counted in what is coming.
+    queued = {
+        one: max(0.0, tokens + came[one] - (coming[one] * age_ms / 1000 if one is not lane else 0))
+        for one, tokens in waiting.items()
+    }
+    ahead = mine + (came[lane] if report.lanes else sum(came.values()))
+    tokens = before(max(0.0, ahead - free * used_tokens(report)), queued)
+    if turn is not None:
+        tokens = max(0.0, turn + tokens - before(mine, waiting))
+    return min(WAIT_MS_MAX, max(0, int(free_after_ms(report, tokens) - age_ms)))
+
+
+def _turn_of(worker: WorkerSeen, lane: Lane, account_id: str | None) -> tuple[float, int | None]:
+    """Tokens of its lane that start before the account's next request, and of all lanes if the worker says so."""
+    if not worker.report.lanes:
+        return worker.report.queued_tokens * used_share(worker.report, lane), None
+    figures = worker.lanes.get(lane)
+    if figures is None:
+        return 0.0, None
+    ahead = figures.load.ahead_tokens * figures.used_share
+    for account in figures.load.accounts:
+        if account.account_id == account_id:
+            return max(ahead, account.ahead_tokens), account.turn_tokens
+    return ahead, figures.load.turn_tokens
+
+
+def free_after_ms(report: WorkerLoadReported, tokens: float) -> float:
+    """When a slot is free for who comes after so many tokens of others, in ms from the report on."""
+    one = used_tokens(report)
+    one_ms = 1000 * one / pace(report)
+    place = 1 + tokens / one
+    if not report.free_ms:
+        return place * one_ms
+    place += max(0, report.slots - report.busy)
+    known = [(2.0**power, float(ms)) for power, ms in enumerate(report.free_ms)]
+    for (before, before_ms), (after, after_ms) in pairwise(known):
+        if place <= after:
+            return before_ms + (place - before) / (after - before) * (after_ms - before_ms)
+    last, last_ms = known[-1]
+    return last_ms + (place - last) * one_ms
 
 
 def drain_s_of(
@@ -291,18 +376,27 @@ def load_view(
     shares: Mapping[Lane, LaneLimits],
     absent_ms: Mapping[str, int],
     pressure: int,
+    account_id: str | None = None,
+    lanes: Sequence[Lane] = tuple(Lane),
 ) -> LoadView:
-    """What admission is told of a run on this partition. `absent_ms`: for how long a model has had no live worker (V5)."""
+    """What admission is told of a run of these lanes on this partition. `absent_ms`: for how long a model has had no live worker (V5)."""
     waits: list[LaneWait] = []
     for model in models:
         load = fleet.models.get(model)
         owner = load.owners.get(partition) if load is not None else None
-        for lane in Lane:
+        for lane in lanes:
             if load is None or owner is None:
                 wait_ms = max(NO_WORKER_WAIT_MS, absent_ms.get(model, 0))
             else:
                 extra = load.extra[owner.report.worker_id]
-                wait_ms = wait_at(owner, lane, extra=extra, shares=shares, now_ms=fleet.at_ms)
+                wait_ms = wait_at(
+                    owner,
+                    lane,
+                    extra=extra,
+                    shares=shares,
+                    now_ms=fleet.at_ms,
+                    account_id=account_id,
+                )
             waits.append(
                 LaneWait(
                     model=model,

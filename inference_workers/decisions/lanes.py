@@ -28,7 +28,7 @@ Tokens in flight count as claimed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -38,6 +38,7 @@ from schemas.vocabulary import Lane
 
 FLOOR_SLACK_CLAIMS: Final = len(LANES_IN_ORDER)
 ACCOUNTS_REMEMBERED_MAX: Final = 10_000
+ACCOUNT_LINES_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,14 @@ class LaneQueue:
     ahead_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountLine:
+    """About what starts in the lane before the next request of an account, if as many accounts go on to wait there."""
+
+    account_id: str
+    ahead_tokens: int
+
+
 class _By(StrEnum):
     """By which right a claim was started: its lane's floor or weight, or K2."""
 
@@ -70,7 +79,7 @@ class _By(StrEnum):
     PLACE = "place"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
     """A claim with its place. `by` is None until it was started here."""
 
@@ -109,6 +118,24 @@ class FairLanes:
         self._arrivals = 0
         self._virtual = 0.0
 
+    def copy(self) -> FairLanes:
+        """Another one that stands where this one stands."""
+        other = FairLanes(self._shares)
+        for lane, state in self._lanes.items():
+            other._lanes[lane] = replace(
+                state,
+                accounts={account_id: dict(queue) for account_id, queue in state.accounts.items()},
+                account_tags=dict(state.account_tags),
+                beyond=dict(state.beyond),
+                held=dict(state.held),
+            )
+        other._resumed = dict(self._resumed)
+        other._held = dict(self._held)
+        other._waiting = dict(self._waiting)
+        other._arrivals = self._arrivals
+        other._virtual = self._virtual
+        return other
+
     def change_shares(self, shares: Mapping[Lane, LaneLimits]) -> None:
         """Other weights, floors and look-aheads from now on."""
         self._shares = dict(shares)
@@ -127,6 +154,10 @@ class FairLanes:
     def __iter__(self) -> Iterator[Claim]:
         """Those that wait."""
         return (placed.claim for placed in self._waiting.values())
+
+    def held(self, run_id: str) -> Claim:
+        """The claim of one that has a slot."""
+        return self._held[run_id].claim
 
     def wait(self, claim: Claim) -> None:
         """It could start from now on."""
@@ -184,6 +215,36 @@ class FairLanes:
         self._let_go(placed)
         self._forget_if_idle(claim.lane)
 
+    def lines(self, lane: Lane, *, used_share: float) -> list[AccountLine]:
+        """Accounts that have to wait for more than a newcomer, those with most first; ACCOUNT_LINES_MAX at most.
+
+        Claims count as `used_share` of them. Takes time in proportion to what waits.
+        """
+        state = self._lanes[lane]
+        tags = dict(state.account_tags)
+        for placed in self._held.values():
+            claim = placed.claim
+            if claim.lane is lane and claim.account_id in tags:
+                tags[claim.account_id] -= (1 - used_share) * claim.tokens
+        for placed in self._waiting.values():
+            claim = placed.claim
+            if claim.lane is lane:
+                tag = tags.get(claim.account_id, state.virtual)
+                tags[claim.account_id] = max(tag, state.virtual) + used_share * claim.tokens
+        count = len(state.accounts)
+        found = [
+            AccountLine(
+                account_id=account_id,
+                ahead_tokens=round(
+                    (tag - state.virtual) * (count + (account_id not in state.accounts))
+                ),
+            )
+            for account_id, tag in tags.items()
+            if tag > state.virtual
+        ]
+        found.sort(key=lambda line: -line.ahead_tokens)
+        return found[:ACCOUNT_LINES_MAX]
+
     def queue(self, lane: Lane) -> LaneQueue:
         """What waits there. Takes time in proportion to it."""
         state = self._lanes[lane]
@@ -231,7 +292,7 @@ class FairLanes:
         if self._resumed.pop(claim.run_id, None) is None:
             self._remove(placed)
         if placed.by is None:
-            placed.by = by
+            placed = replace(placed, by=by)
             tags = state.account_tags
             tags[claim.account_id] = tags.get(claim.account_id, state.virtual) + claim.tokens
             if by is _By.WEIGHT and self._weight(claim.lane):

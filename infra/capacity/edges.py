@@ -82,7 +82,7 @@ class Edges:
             idempotency_key=ask.key,
             fingerprint=ask.key or "",
             prompt_tokens=counts,
-            load=view.load(list(counts), partition, self._shares),
+            load=view.load(list(counts), partition, self._shares, account_id=ask.account_id),
             ended_runs=tuple(self._ended.get(ask.account_id, ())),
         )
         view.sent(run_id, partition=partition, lane=lane, models=candidates)

@@ -10,11 +10,14 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 from inference_workers.decisions.lanes import Claim, FairLanes
+from inference_workers.decisions.turns import Held
 from inference_workers.engine import EngineLoad
-from inference_workers.load_report import LaneUse, Rates, lane_load, load_report
+from inference_workers.load_report import LaneUse, Rates, load_report
+from inference_workers.outlook import SlotTimes, free_ms, lane_loads
 from infra.capacity.calibration import Calibration
 from infra.capacity.clock import Timeline
 from infra.capacity.runs import Run, TokenLog
@@ -41,6 +44,7 @@ class _Attempt:
     claim: Claim
     mark: float
     said: int
+    started: float
     flushed: int = 0
 
 
@@ -92,6 +96,8 @@ class Node:
         self._started = 0
         self._rates = Rates()
         self._use = LaneUse()
+        self._times = SlotTimes()
+        self._draw = Random(name).random
         self._full = False
         self._epoch = 1
 
@@ -108,6 +114,10 @@ class Node:
             used = WARM_PROMPT_TOKENS + WARM_ANSWER_TOKENS
             for _ in range(WARM_REQUESTS):
                 self._use.ended(lane, claimed=WARM_CLAIMED_TOKENS, used=used)
+        for _ in range(WARM_REQUESTS):
+            held_ms = full.prefill_ms(WARM_PROMPT_TOKENS)
+            held_ms += WARM_ANSWER_TOKENS * full.token_ms(full.slots)
+            self._times.freed(round(held_ms), used_tokens=WARM_PROMPT_TOKENS + WARM_ANSWER_TOKENS)
         for second in range(2):
             self._rates.measure(
                 EngineLoad(
@@ -148,7 +158,7 @@ class Node:
         claim = self._claim(run)
         if run.run_id in self.waiting or run.run_id in self._attempts:
             return  # Q1: served once.
-        self._use.came(claim.lane, claimed=claim.tokens)
+        self._use.came(claim)
         self.waiting[run.run_id] = run
         self.in_lane[claim.lane] += 1
         self.lanes.wait(claim)
@@ -206,7 +216,7 @@ class Node:
         self.alive, self.cut_off = True, False
         self._epoch += 1
         self._at = self._reads_until = self._timeline.now
-        self._rates, self._use = Rates(), LaneUse()
+        self._rates, self._use, self._times = Rates(), LaneUse(), SlotTimes()
         self._generated, self._prompted = 0.0, 0
         self.lanes = FairLanes(self._shares)
 
@@ -244,7 +254,14 @@ class Node:
         self._reads_until += self._calibration.prefill_ms(run.input_tokens + run.state.n)
         self._prompted += run.input_tokens + run.state.n
         self._held_tokens += run.input_tokens + run.grant
-        attempt = _Attempt(run=run, nonce=nonce, claim=claim, mark=self._served, said=run.state.n)
+        attempt = _Attempt(
+            run=run,
+            nonce=nonce,
+            claim=claim,
+            mark=self._served,
+            said=run.state.n,
+            started=self._timeline.now,
+        )
         self._attempts[run.run_id] = attempt
         heapq.heappush(
             self._ends, (attempt.mark + max(1, run.length - attempt.said), run.run_id, nonce)
@@ -337,6 +354,7 @@ class Node:
         if counts:
             claimed = run.input_tokens + run.grant
             self._use.ended(attempt.claim.lane, claimed=claimed, used=used)
+            self._times.freed(round(self._timeline.now - attempt.started), used_tokens=used)
 
     # What it says of itself
 
@@ -358,18 +376,31 @@ class Node:
             full=full and self._full,
             elapsed_s=1,
         )
+        now = self._timeline.now
+        running = [
+            Held(claim=attempt.claim, age_ms=round(now - attempt.started))
+            for attempt in self._attempts.values()
+        ]
+        held_ms = self._times.held_ms(slots=self.slots, full_tokens_per_s=self._rates.full)
         return load_report(
             worker_id=self.name,
             model=self.model,
             epoch=self._epoch,
             slots=self.slots,
             busy=self.busy,
-            lanes=tuple(
-                lane_load(lane, self.lanes.queue(lane), others=[], use=self._use) for lane in Lane
+            lanes=lane_loads(
+                self.lanes,
+                running=running,
+                slots=self.slots,
+                outside=(),
+                use=self._use,
+                held_ms=held_ms,
+                draw=self._draw,
             ),
             rates=self._rates,
             kv_tokens=self._held_tokens,
             kv_tokens_max=self._calibration.kv_tokens,
             partitions=self.partitions,
             draining=False,
+            free_ms=free_ms([held.age_ms for held in running], slots=self.slots, held_ms=held_ms),
         )

@@ -75,7 +75,7 @@ def show(waits: list[Wait]) -> None:
     for title in ("model", "lane"):
         table.add_column(title)
     good = f"within {GOOD_ERROR_MAX:.0%}"
-    for title in ("runs", "wait p50", "p95", "told p50", "error p50", "p90", good):
+    for title in ("runs", "wait p50", "p95", "told p50", "error p50", "p90", good, "bias"):
         table.add_column(title, justify="right")
     groups = sorted({(wait.model, wait.lane) for wait in waits})
     rows = [
@@ -97,5 +97,6 @@ def show(waits: list[Wait]) -> None:
             f"{of.error_median:.0%}",
             f"{of.error_p90:.0%}",
             f"{of.good_share:.0%}",
+            "–" if of.bias is None else f"{of.bias:+.0%}",
         )
     console.print(table)

@@ -35,7 +35,11 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSummary:
-    """Of some runs. Errors are relative; `good_share` of them are below GOOD_ERROR_MAX. Waits in ms."""
+    """Of some runs. Errors are relative; `good_share` of them are below GOOD_ERROR_MAX. Waits in ms.
+
+    `bias` is how much longer (below 0: shorter) all waits together were told than they were, relative to what they were; None: nobody
+    waited.
+    """
 
     runs: int
     waited_median_ms: float
@@ -44,6 +48,7 @@ class WaitSummary:
     error_median: float
     error_p90: float
     good_share: float
+    bias: float | None
 
 
 class WaitAudit:
@@ -97,6 +102,7 @@ def summary(waits: list[Wait]) -> WaitSummary | None:
         error_median=median(errors),
         error_p90=_quantile(errors, 90),
         good_share=sum(error < GOOD_ERROR_MAX for error in errors) / len(errors),
+        bias=sum(wait.estimated_ms for wait in waits) / sum(waited) - 1 if any(waited) else None,
     )
 
 

@@ -48,7 +48,7 @@ from schemas.events.tokens import (
     TokensGenerated,
 )
 from schemas.events.usage import UsageSettled
-from schemas.events.workers import LaneLoad, WorkerLoadReported
+from schemas.events.workers import AccountLoad, LaneLoad, WorkerLoadReported
 from schemas.ids import RunAddress, mint_chat_id, mint_message_id, mint_run_id
 from schemas.topics import (
     ACCOUNT_SNAPSHOTS,
@@ -435,11 +435,14 @@ SAMPLES: Final[tuple[tuple[Topic, Event], ...]] = (
                     used_percent=40,
                     used_tokens_mean=25,
                     coming_tokens_per_s=12.5,
+                    turn_tokens=40,
+                    accounts=(AccountLoad(account_id="acc-1", ahead_tokens=300, turn_tokens=420),),
                 ),
             ),
             full_tokens_per_s=131.5,
             kv_tokens=700,
             kv_tokens_max=16_384,
+            free_ms=(120, 480),
         ),
     ),
 )

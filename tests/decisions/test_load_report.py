@@ -38,7 +38,7 @@ def test_a_lane_reports_what_goes_first_and_what_claims_come_to_in_the_end() -> 
     lanes, use = FairLanes(), LaneUse()
     for number in range(5):
         lanes.wait(Claim(run_id=f"r{number}", account_id="heavy", lane=Lane.PLUS, tokens=1_000))
-    use.came(Lane.PLUS, claimed=300)
+    use.came(Claim(run_id="r", account_id="a", lane=Lane.PLUS, tokens=300))
     use.second(elapsed_s=2)
     use.second(elapsed_s=1)
     use.ended(Lane.PLUS, claimed=1_000, used=250)

@@ -65,7 +65,11 @@ def test_a_summary_says_how_wrong_half_of_them_were() -> None:
     assert found.error_median == pytest.approx(0.2)
     assert found.good_share == pytest.approx(0.6)
     assert (found.runs, found.waited_p95_ms, found.estimated_median_ms) == (5, 10_000, 8_000)
+    assert found.bias == pytest.approx(32 / 50 - 1), "told too short"
     one = summary(waits[:1])
     assert one is not None
     assert one.error_p90 == 0
     assert summary([]) is None
+    nobody = summary([Wait(model="m", lane=Lane.FREE, estimated_ms=5, waited_ms=0)])
+    assert nobody is not None
+    assert nobody.bias is None
