@@ -24,6 +24,7 @@ from schemas.vocabulary import ServiceTier, Tier
 TOKEN_TTL: Final = timedelta(days=1)
 READ_BYTES_MAX: Final = 65_536
 INTERRUPTED_EXIT: Final = 130
+SENT_WAIT_S_MAX: Final = 3.0
 _QUIET_FINISH: Final = "stop"
 
 Account = Annotated[str, typer.Option(help="Who asks.")]
@@ -195,10 +196,11 @@ class _Stop:
             self._sending = asyncio.ensure_future(self._client.call("POST", path))
 
     async def sent(self) -> None:
-        """Wait until the edge has answered, if anything was asked of it."""
+        """Wait until the edge has answered, if anything was asked of it; not long, for who asks twice wants to go."""
         if self._sending is not None:
-            with suppress(EdgeRefusedError):
-                await self._sending
+            with suppress(EdgeRefusedError, TimeoutError):
+                async with asyncio.timeout(SENT_WAIT_S_MAX):
+                    await self._sending
 
 
 class InputLines:

@@ -125,10 +125,30 @@ class _InterruptedBehindItsLastEvent(EdgeClient):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-async def test_ctrl_c_between_an_answer_and_the_next_line_is_not_lost() -> None:
+class _AnswersNoCancel(EdgeClient):
+    """The edge hangs: it sends nothing more, and does not answer when a run is to be cancelled, which is asked of it here twice."""
+
+    async def say(
+        self, chat_id: str, body: dict[str, Any], *, idempotency_key: str = ""
+    ) -> AsyncIterator[ServerEvent]:
+        """An answer that has begun."""
+        yield ServerEvent(name="run.queued", id="1", data={"run_id": "run_1"})
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The cancel."""
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("edge", [_InterruptedBehindItsLastEvent, _AnswersNoCancel])
+async def test_ctrl_c_is_not_lost_behind_an_answer_nor_held_up_by_an_edge_that_hangs(
+    edge: type[EdgeClient],
+) -> None:
     async def talk() -> None:
         interrupts = Interrupts()
-        async with _InterruptedBehindItsLastEvent(url="http://127.0.0.1:1", token="") as client:
+        async with edge(url="http://127.0.0.1:1", token="") as client:
             await answer(client, interrupts, "chat_1", "Hi", 0)
             await asyncio.Event().wait()
 
