@@ -61,7 +61,7 @@ def shedding() -> Scenario:
     scenario = crowded()
     ladder = scenario.policy.ladder
     levels = tuple(
-        with_fields(level, enter_ms=level.enter_ms // 4, leave_ms=level.leave_ms // 4)
+        with_fields(level, enter_ms=level.enter_ms // 6, leave_ms=level.leave_ms // 6)
         for level in ladder.levels
     )
     policy = with_fields(scenario.policy, ladder=with_fields(ladder, levels=levels))
