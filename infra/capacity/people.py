@@ -18,10 +18,12 @@ from schemas.vocabulary import OnBusy, Tier
 ACCOUNT_EVERY_S: Final = 20.0
 """How often an account of the free and plus tiers sends, on average."""
 HEAVY_SHARE: Final = 0.7
-"""Of what teams send; a few of them send it, in equal parts, and want more than they get. Half of them want long answers (LONGER times the
-usual), the others send short prompts (SHORTER of the usual), so that a turn is not the same as a share."""
+"""Of what teams send; a few of them send it, and want more than they get. Half of them want long answers (LONGER times the usual), the
+others send short prompts (SHORTER of the usual), so that a turn is not the same as a share, and SHORTER_OFTENER times as many, so that all
+want about as many tokens: who wants less than an equal part gets all of it, and there is nothing to compare."""
 LONGER: Final = 4
 SHORTER: Final = 0.3
+SHORTER_OFTENER: Final = 3
 SMALL_TEAMS: Final = 2_000
 TEAM_SEATS: Final = 5_000
 POOR_EVERY: Final = 20
@@ -122,7 +124,10 @@ class People:
     def _team(self) -> tuple[str, Tier, str, int]:
         random = self._random
         if random.random() < HEAVY_SHARE:
-            team = random.randrange(self._scenario.heavy_teams)
+            pairs = (self._scenario.heavy_teams + 1) // 2
+            team = 2 * random.randrange(pairs) + (
+                random.random() < SHORTER_OFTENER / (1 + SHORTER_OFTENER)
+            )
             name = f"team-{team}"
         else:
             team = -1

@@ -130,7 +130,7 @@ class Scenario:
         """Teams that want more than they get: so few that a part of one is many requests, and enough that together, each with as many
         open runs as it may have, they fill the slots of their lanes and wait at most workers. Where mostly one waits at a worker there
         is nobody to share with."""
-        return max(4, min(28, self.workers // 16))
+        return max(4, min(28, 2 * (self.workers // 32)))
 
     @property
     def warm_up_ms(self) -> float:

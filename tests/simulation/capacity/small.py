@@ -53,7 +53,7 @@ def small(
 
 def crowded() -> Scenario:
     """Two workers for each model, and long enough that each team's part is many requests."""
-    return small(CROWDED, workers=4, prompts_per_s=130, seconds=28)
+    return small(CROWDED, workers=4, prompts_per_s=130, seconds=40)
 
 
 def shedding() -> Scenario:
