@@ -20,7 +20,7 @@ from typing import Final
 
 import psutil
 
-from infra.bench.system import DEFAULT_CACHE, STOP_WAIT_S, BenchError, cpu_seconds, free_port
+from infra.bench.system import DEFAULT_CACHE, BenchError, cpu_seconds, end_process, free_port
 from infra.command.policy import sync_policy
 from infra.command.topics import apply_topics
 from infra.embedded.kafka import (
@@ -147,7 +147,7 @@ async def bench_stage() -> AsyncIterator[Stage]:
                 broker=psutil.Process(broker.pid),
             )
         finally:
-            await _end(broker)
+            await end_process(broker)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -184,21 +184,9 @@ async def one_admission(stage: Stage, *, sampled: bool = False) -> AsyncIterator
         if process.returncode is not None:
             raise BenchError(f"admission ended under load: {_last_line(log_path)}")
     finally:
-        await _end(process)
+        await end_process(process)
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        async with asyncio.timeout(STOP_WAIT_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()

@@ -107,15 +107,21 @@ async def bench_system(overrides: Mapping[str, str]) -> AsyncIterator[BenchSyste
         assert state is not None, "a ready system has a state file"
         yield BenchSystem(home=home, kafka=state.kafka, ports=ports)
     finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(STOP_WAIT_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        await end_process(process)
         shutil.rmtree(home, ignore_errors=True)
+
+
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Ask it to end, and kill it where it has not after STOP_WAIT_S."""
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_WAIT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def _wait_ready(process: asyncio.subprocess.Process) -> None:

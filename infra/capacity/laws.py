@@ -71,25 +71,31 @@ def floor_share(outcome: Outcome) -> float | None:
 
 def _floor(outcome: Outcome) -> list[Law]:
     floor = 100 * floors_of(outcome.scenario.policy.lanes).get(Lane.FREE, 0.0)
-    share = floor_share(outcome)
-    bound = f"≥ {floor - FLOOR_SLACK_POINTS:g} % (floor {floor:g} %)"
-    whole = free_share(outcome)
     return [
-        Law(
-            name="Free floor, at the workers: part of the tokens started while the free lane waited",
-            figure="–" if share is None else f"{share:.1f} %",
-            bound=bound,
-            held=None if share is None else share >= floor - FLOOR_SLACK_POINTS,
-            says="the free lane never waited" if share is None else "",
+        _floor_law(
+            "Free floor, at the workers: part of the tokens started while the free lane waited",
+            floor_share(outcome),
+            floor=floor,
+            unjudged="the free lane never waited",
         ),
-        Law(
-            name="Free floor, in the whole: part of the small model's tokens while free prompts were refused for load",
-            figure="–" if whole is None else f"{whole:.1f} %",
-            bound=bound,
-            held=None if whole is None else whole >= floor - FLOOR_SLACK_POINTS,
-            says="no free prompt was refused for load" if whole is None else "",
+        _floor_law(
+            "Free floor, in the whole: part of the small model's tokens while free prompts were refused for load",
+            free_share(outcome),
+            floor=floor,
+            unjudged="no free prompt was refused for load",
         ),
     ]
+
+
+def _floor_law(name: str, share: float | None, *, floor: float, unjudged: str) -> Law:
+    least = floor - FLOOR_SLACK_POINTS
+    return Law(
+        name=name,
+        figure="–" if share is None else f"{share:.1f} %",
+        bound=f"≥ {least:g} % (floor {floor:g} %)",
+        held=None if share is None else share >= least,
+        says=unjudged if share is None else "",
+    )
 
 
 def free_share(outcome: Outcome) -> float | None:

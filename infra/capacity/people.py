@@ -124,10 +124,8 @@ class People:
     def _team(self) -> tuple[str, Tier, str, int]:
         random = self._random
         if random.random() < HEAVY_SHARE:
-            pairs = (self._scenario.heavy_teams + 1) // 2
-            team = 2 * random.randrange(pairs) + (
-                random.random() < SHORTER_OFTENER / (1 + SHORTER_OFTENER)
-            )
+            pair = random.randrange(self._scenario.heavy_teams // 2)
+            team = 2 * pair + (random.random() < SHORTER_OFTENER / (1 + SHORTER_OFTENER))
             name = f"team-{team}"
         else:
             team = -1

@@ -127,9 +127,9 @@ class Scenario:
 
     @property
     def heavy_teams(self) -> int:
-        """Teams that want more than they get: so few that a part of one is many requests, and enough that together, each with as many
-        open runs as it may have, they fill the slots of their lanes and wait at most workers. Where mostly one waits at a worker there
-        is nobody to share with."""
+        """Teams that want more than they get, an even number: so few that a part of one is many requests, and enough that together, each
+        with as many open runs as it may have, they fill the slots of their lanes and wait at most workers. Where mostly one waits at a
+        worker there is nobody to share with."""
         return max(4, min(28, 2 * (self.workers // 32)))
 
     @property
