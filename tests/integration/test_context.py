@@ -28,7 +28,7 @@ from schemas.events.chats import ChatCreated, ChatDeleted
 from schemas.events.generations import GenerationRequested
 from schemas.events.outcomes import RunConcluded
 from schemas.events.tokens import RunEnded
-from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
+from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id, partition_for_key
 from schemas.topics import ADMISSIONS, CHATS, OUTCOMES, TOKENS, generations
 from schemas.vocabulary import EndCause, EndWriter, FinishReason, Lane, RefusalReason, Role, Tier
 from tests.integration.recording import ACCOUNT, ID_KEY, PARTITIONS, Log, PartProcess
@@ -318,6 +318,12 @@ async def test_what_can_never_be_assembled_ends_with_an_error(
 ) -> None:
     deleted, open_chat, foreign = new_chat(), new_chat(), new_chat()
     foreign = msgspec.structs.replace(foreign, account_id="somebody-else")
+    place = partition_for_key(deleted.chat_id, PARTITIONS)
+    behind = next(
+        chat
+        for chat in iter(new_chat, None)
+        if partition_for_key(chat.chat_id, PARTITIONS) == place
+    )
     refused = PromptRefused(
         run_id=admitted("c", "x").run_id,
         account_id=ACCOUNT,
@@ -333,8 +339,13 @@ async def test_what_can_never_be_assembled_ends_with_an_error(
             open_chat,
             foreign,
             ChatDeleted(chat_id=deleted.chat_id, account_id=ACCOUNT),
+            behind,
         ):
             await log.append(CHATS, event)
+        # Nothing orders two topics. Who knows the chat behind the deletion, in its partition, has read the deletion.
+        marker = admitted(behind.chat_id, "x")
+        await log.append(ADMISSIONS, marker)
+        await request(log, marker)
         await log.append(ADMISSIONS, refused)
         expected: Sequence[tuple[PromptAdmitted, str]] = (
             (admitted(deleted.chat_id, "x"), "deleted"),
