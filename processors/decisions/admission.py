@@ -1,6 +1,6 @@
 """Whether a prompt is answered: the judgement of one PromptSubmitted, in the order that the protocol fixes.
 
-The rules go on from those of `account.py` (Q1 to Q4 and the settlement are there):
+The rules go on from those of `account.py` (Q1 to Q4 and the settlement are there; Q13 is told in `lane_room.py`):
 
   Q5  No limits known in this partition yet: refused as overloaded. A tier without limits: refused, model_not_allowed.
   Q6  Runs of the same chat are open and have not ended. `reject`: refused, run_in_progress. `enqueue`: the prompt waits behind the newest
@@ -18,9 +18,7 @@ The rules go on from those of `account.py` (Q1 to Q4 and the settlement are ther
       blocked phrase (rules B1 to B4): refused, content_blocked.
   Q12 Quota (rules N1 to N4) of the account and of the seat, whichever leaves less; the ladder may shorten the answer that is wished:
       refused, quota_exhausted.
-  Q13 The ladder leaves optional work out and the prompt is a flex one, or it sheds (rule L5); the lane is full, or the wait is beyond
-      the tier's maximum, by the edge's view of load: refused, overloaded. A flex prompt's lane is the background one, so it waits for
-      everybody, and nobody for it.
+  Q13 Its lane has no room for it: refused, overloaded.
   Q14 Else admitted: reserved, queued, handed on with the user's message; model and lane are fixed here, nobody chooses again.
       A refusal binds nothing, except that its run id is known: no key, no rate, no cancel.
 """
@@ -38,12 +36,18 @@ from processors.decisions.account_state import (
     Command,
     may_generate,
 )
-from processors.decisions.ladder import Step, keeps_floor, step
+from processors.decisions.ladder import Step, step
+from processors.decisions.lane_room import (
+    RETRY_OVERLOADED_MS_MAX,
+    RETRY_OVERLOADED_MS_MIN,
+    ahead_of,
+    no_room,
+)
 from processors.decisions.quota import TokenGrant, Window, grant, headroom, window_at
 from processors.decisions.seats import in_window, seat_name, use_of
 from schemas.blocked_phrases import blocked_phrases
 from schemas.events.account_snapshots import OPEN_RESERVATIONS_MAX, OpenReservation
-from schemas.events.accounts import LaneWait, LimitsChanged, PromptSubmitted, TierLimits
+from schemas.events.accounts import LimitsChanged, PromptSubmitted, TierLimits
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.quotas import QuotaReserved
 from schemas.events.tokens import Refusal, RunCancelled, RunEnded, RunQueued
@@ -56,13 +60,10 @@ from schemas.vocabulary import (
     Lane,
     OnBusy,
     RefusalReason,
-    ServiceTier,
     lane_of,
 )
 
 RETRY_OPEN_RUNS_MS: Final = 2_000
-RETRY_OVERLOADED_MS_MIN: Final = 1_000
-RETRY_OVERLOADED_MS_MAX: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +152,8 @@ def decide_prompt(
     given = _grant(case, choice, window)
     if isinstance(given, Refusal):
         return _refused(prompt, given, level)
-    ahead = _ahead(prompt, choice.model, case.lane)
-    if (full := _capacity(case, ahead)) is not None:
+    ahead = ahead_of(prompt, choice.model)
+    if (full := no_room(prompt, ahead, limits, case.step)) is not None:
         return _refused(prompt, full, level)
     return _admitted(case, choice, window, given, ahead.wait_ms)
 
@@ -171,7 +172,7 @@ def _choice(case: _Case) -> _Choice | None:
         if (
             fewer is not None
             and 0 <= fewer <= tier.input_tokens_max
-            and _wait_ms(case, policy.smaller) <= _wait_ms(case, asked)
+            and ahead_of(prompt, policy.smaller).wait_ms <= ahead_of(prompt, asked).wait_ms
         ):
             return _Choice(model=policy.smaller, needed=fewer, downgraded_from=asked)
     return _Choice(model=asked, needed=needed, downgraded_from=None)
@@ -285,47 +286,6 @@ def _grant(case: _Case, choice: _Choice, window: Window) -> TokenGrant | Refusal
     if given is not None:
         return given
     return Refusal(reason=RefusalReason.QUOTA_EXHAUSTED, window_ends_ms=window.ends_ms, limit=limit)
-
-
-def _ahead(prompt: PromptSubmitted, model: str, lane: Lane) -> LaneWait:
-    """The queue that the request would join, as the edge saw it."""
-    for wait in prompt.load.waits:
-        if wait.model == model and wait.lane == lane.value:
-            return wait
-    return LaneWait(model=model, lane=lane.value, wait_ms=0)
-
-
-def _wait_ms(case: _Case, model: str) -> int:
-    return _ahead(case.prompt, model, case.lane).wait_ms
-
-
-def _capacity(case: _Case, ahead: LaneWait) -> Refusal | None:
-    """Q13."""
-    bounds = case.limits.lanes.get(case.lane)
-    limit = ""
-    if case.prompt.service_tier is ServiceTier.FLEX and not case.step.optional_work:
-        limit = "optional_work"
-    elif case.step.shed and not keeps_floor(case.limits, case.lane, ahead.wait_ms):
-        limit = "ladder"
-    elif bounds is not None and _reached(ahead.queued_requests, bounds.queued_requests_max):
-        limit = "queued_requests_max"
-    elif bounds is not None and _reached(ahead.queued_tokens, bounds.queued_tokens_max):
-        limit = "queued_tokens_max"
-    elif ahead.wait_ms > case.tier.queue_wait_ms_max:
-        limit = "queue_wait_ms_max"
-    if not limit:
-        return None
-    retry_ms = max(RETRY_OVERLOADED_MS_MIN, min(ahead.wait_ms, RETRY_OVERLOADED_MS_MAX))
-    return Refusal(
-        reason=RefusalReason.OVERLOADED,
-        retry_after_ms=retry_ms,
-        wait_ms=ahead.wait_ms,
-        limit=limit,
-    )
-
-
-def _reached(queued: int, most: int | None) -> bool:
-    return most is not None and queued >= most
 
 
 def _admitted(

@@ -18,7 +18,7 @@ from edge.auth import mint_admin_token
 from edge.decisions.load_view import pace, used_tokens
 from infra.models import ModelFileMissingError, model_spec
 from infra.secrets import load_secrets
-from processors.decisions.admission import RETRY_OVERLOADED_MS_MAX
+from processors.decisions.lane_room import RETRY_OVERLOADED_MS_MAX
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.workers import WorkerLoadReported
 from schemas.topics import ADMISSIONS, WORKERS

@@ -18,7 +18,7 @@ from infra.capacity.node import Node
 from infra.capacity.runs import Run
 from infra.capacity.scenario import Scenario
 from infra.capacity.simulation import Simulation
-from processors.decisions import admission
+from processors.decisions import admission, lane_room
 from schemas.events.accounts import LaneLimits, LoadView
 from schemas.events.tokens import RunEnded, RunEvent
 from schemas.run_fold import RunState, fold
@@ -35,7 +35,7 @@ def no_floor(simulation: Simulation, patch: Patch) -> None:
 
 
 def the_ladder_leaves_no_floor(simulation: Simulation, patch: Patch) -> None:
-    patch.setattr(admission, "keeps_floor", lambda limits, lane, wait_ms: False)
+    patch.setattr(lane_room, "keeps_floor", lambda limits, lane, wait_ms: False)
 
 
 def turns_instead_of_tokens(simulation: Simulation, patch: Patch) -> None:
@@ -48,7 +48,7 @@ def turns_instead_of_tokens(simulation: Simulation, patch: Patch) -> None:
 
 
 def no_bounds(simulation: Simulation, patch: Patch) -> None:
-    patch.setattr(admission, "_capacity", lambda case, ahead: None)
+    patch.setattr(admission, "no_room", lambda prompt, ahead, limits, step: None)
 
 
 def no_wait_is_told(simulation: Simulation, patch: Patch) -> None:
