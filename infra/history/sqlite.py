@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +37,9 @@ HISTORY_FILE: Final = "history.db"  # Under TURNLOG_HOME.
 SCHEMA_VERSION: Final = 1
 READERS_MAX: Final = 3
 LOCK_WAIT_MS_MAX: Final = 5_000
+LOCK_AGAIN_MS: Final = 20
+PRIMARY_CODE: Final = 0xFF
+"""What of SQLite's error code names its kind."""
 PAGE_ROWS_MAX: Final = 500
 BRANCH_MESSAGES_MAX: Final = 20_000
 
@@ -119,11 +124,31 @@ _PATH: Final = """WITH RECURSIVE path (message_id, parent_id, depth) AS (
 
 def connect(path: Path) -> sqlite3.Connection:
     """A connection that may write; makes the file and its tables when there are none. Raises HistoryUnavailable."""
+    deadline = time.monotonic() + LOCK_WAIT_MS_MAX / 1000
+    pause = threading.Event()
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _connected(path)
+        except (OSError, sqlite3.OperationalError) as error:
+            # Of several that make the file at once SQLite refuses some at once, whatever its own timeout says: a reader that wants
+            # to write could wait for another one that waits for it.
+            locked = getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE == sqlite3.SQLITE_BUSY
+            if not locked or time.monotonic() > deadline:
+                raise HistoryUnavailable(f"{path}: {error}") from error
+            pause.wait(LOCK_AGAIN_MS / 1000)
+        except sqlite3.DatabaseError as error:
+            raise HistoryUnavailable(
+                f"{path} is damaged ({error}): remove it, it is rebuilt from the log"
+            ) from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    """One attempt. Raises what SQLite raises, or HistoryUnavailable for a file of another version."""
+    connection = sqlite3.connect(
+        path, timeout=LOCK_WAIT_MS_MAX / 1000, isolation_level=None, check_same_thread=False
+    )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            path, timeout=LOCK_WAIT_MS_MAX / 1000, isolation_level=None, check_same_thread=False
-        )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
@@ -133,17 +158,13 @@ def connect(path: Path) -> sqlite3.Connection:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
-    except (OSError, sqlite3.OperationalError) as error:
-        raise HistoryUnavailable(f"{path}: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise HistoryUnavailable(
-            f"{path} is damaged ({error}): remove it, it is rebuilt from the log"
-        ) from error
-    if version not in (0, SCHEMA_VERSION):
+        if version not in (0, SCHEMA_VERSION):
+            raise HistoryUnavailable(
+                f"{path} was made by another version: remove it, it is rebuilt from the log"
+            )
+    except BaseException:
         connection.close()
-        raise HistoryUnavailable(
-            f"{path} was made by another version: remove it, it is rebuilt from the log"
-        )
+        raise
     return connection
 
 

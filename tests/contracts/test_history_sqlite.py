@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -425,6 +426,22 @@ async def test_a_query_that_takes_too_long_is_interrupted(
             await history._rows(forever)
     assert await history.run("run") is None
     await history.close()
+
+
+def test_a_store_that_another_process_makes_just_now_is_waited_for(tmp_path: Path) -> None:
+    """Processes of a new home start at the same moment. SQLite refuses at once what here holds the lock for a while."""
+    path = tmp_path / HISTORY_FILE
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as threads:
+        opening = threads.submit(connect, path)
+        try:
+            wait([opening], timeout=0.3)
+            assert not opening.done(), opening.exception()
+        finally:
+            other.execute("ROLLBACK")
+            other.close()
+        opening.result().close()
 
 
 def test_a_file_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
