@@ -4,7 +4,7 @@ TESTS ?= tests/decisions tests/contracts tests/simulation tests/integration
 BENCH ?= path
 PACKAGES = producers processors inference_workers edge schemas infra tests
 
-.PHONY: setup setup-models run test check format bench lock clean
+.PHONY: setup setup-models run test uneven check format bench lock clean
 .DEFAULT_GOAL := run
 
 setup:
@@ -21,6 +21,12 @@ run: setup
 # -rs lists what was skipped, and why, at the end.
 test: setup
 	.venv/bin/pytest -n 2 --dist loadfile -rs --durations=10 $(TESTS)
+
+# The same on a machine where any process may stand still at any moment: finds what depends on who is quicker.
+# make uneven TESTS=tests/integration/test_cancel.py SEED=3
+uneven: setup
+	.venv/bin/python -m tests.uneven $(if $(SEED),--seed $(SEED)) -- \
+		.venv/bin/pytest -n 2 --dist loadfile -rs $(TESTS)
 
 check: setup
 	.venv/bin/ruff format --check .
