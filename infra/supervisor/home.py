@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +21,8 @@ import psutil
 
 STATE_NAME: Final = "supervisor.json"
 LOCK_NAME: Final = "supervisor.lock"
-LOCK_WAIT_S: Final = 2.0
+LOCK_TRIES_MAX: Final = 200
+"""Tries, not time: a process that stands still for a moment itself gives up none of them."""
 LOCK_POLL_S: Final = 0.01
 LEFTOVER_TERM_S: Final = 4.0
 LEFTOVER_KILL_S: Final = 2.0
@@ -80,15 +80,14 @@ def locked_home(home: Path) -> Iterator[None]:
 
 
 def _take(lock: TextIO, home: Path) -> None:
-    deadline = time.monotonic() + LOCK_WAIT_S
     pause = threading.Event()
-    while True:
+    for left in reversed(range(LOCK_TRIES_MAX)):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             # Whoever asks about a home holds it for a moment; a supervisor says who it is.
             by_process = holder(home)
-            if by_process is None and time.monotonic() < deadline:
+            if by_process is None and left:
                 pause.wait(LOCK_POLL_S)
                 continue
             by = f" (pid {by_process.pid})" if by_process else ""

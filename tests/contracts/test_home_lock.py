@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.supervisor.home import HomeInUseError, is_locked, locked_home
+import infra.supervisor.home as home_module
+from infra.supervisor.home import LOCK_NAME, HomeInUseError, is_locked, locked_home
 
 TIMES = 2_000
 
@@ -45,6 +48,23 @@ def test_two_who_ask_at_once_do_not_take_each_other_for_a_supervisor(tmp_path: P
         assert is_locked(tmp_path)
     with asked_all_the_time(tmp_path):
         assert not any(is_locked(tmp_path) for _ in range(TIMES))
+
+
+def test_who_stood_still_while_another_asked_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    with (tmp_path / LOCK_NAME).open("a") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+
+        def stood_still(_: Path) -> None:
+            now_s[0] += 60
+            fcntl.flock(asking, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(home_module, "holder", stood_still)
+        with locked_home(tmp_path):
+            pass
 
 
 def test_a_home_that_is_taken_is_refused_with_who_has_it(tmp_path: Path) -> None:
