@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from infra.settings import SettingsError
 from infra.supervisor.home import (
@@ -83,7 +83,7 @@ class Supervisor:
         finally:
             forget_state(self._home)
         if self._failure is not None:
-            print(f"turnlog: {self._failure}", file=sys.stderr, flush=True)
+            _write(sys.stderr, f"turnlog: {self._failure}")
         return self._exit_code
 
     async def _start(self, group: asyncio.TaskGroup) -> None:
@@ -182,6 +182,11 @@ class Supervisor:
 
 
 def say(line: str) -> None:
-    """A line of progress, at once also where stdout is a pipe; a reader that left is no failure."""
-    with suppress(BrokenPipeError):
-        print(line, flush=True)
+    """A line of progress, at once also where stdout is a pipe. A reader that left, or a full disk under a file, is no failure."""
+    _write(sys.stdout, line)
+
+
+def _write(stream: TextIO, line: str) -> None:
+    """Past the stream's buffer: what it could not get rid of would fail once more at the end, and change the exit code."""
+    with suppress(OSError):
+        os.write(stream.fileno(), f"{line}\n".encode())

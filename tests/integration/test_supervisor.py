@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
+from infra.process import READY_FILE_VARIABLE
 from infra.supervisor.home import ProcessState, SystemState, live_process, read_state
 from tests.integration.processes import REPOSITORY, turnlog
 from tests.integration.trivial_system import FORGIVEN_MAX, PHASES
@@ -25,14 +28,14 @@ READY = "Turnlog is ready: http://127.0.0.1:1"
 class Trivial:
     """The program of trivial_system, and what it has said."""
 
-    def __init__(self, home: Path, case: str) -> None:
+    def __init__(self, home: Path, case: str, out: Path | None = None) -> None:
         self.home = home
-        self.out = home.with_name(f"{home.name}-{time.monotonic_ns()}.out")
-        with self.out.open("wb") as out:
+        self.out = out or home.with_name(f"{home.name}-{time.monotonic_ns()}.out")
+        with self.out.open("wb") as output:
             self.process = subprocess.Popen(
                 (sys.executable, "-m", "tests.integration.trivial_system", str(home), case),
                 cwd=REPOSITORY,
-                stdout=out,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -75,6 +78,16 @@ def home(tmp_path: Path) -> Iterator[Path]:
     for process in left:
         if process is not None:
             process.kill()
+
+
+def left_of(home: Path) -> list[int]:
+    """The processes of the home's parts, whatever became of the state file."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(READY_FILE_VARIABLE, "").startswith(f"{home}/"):
+                found.append(process.pid)
+    return found
 
 
 def alive(parts: tuple[ProcessState, ...]) -> list[str]:
@@ -129,13 +142,13 @@ def test_a_part_that_dies_is_started_again_and_its_death_is_told(home: Path) -> 
 
 def test_a_part_that_keeps_dying_stops_everything_with_its_reason(home: Path) -> None:
     trivial = Trivial(home, "dying")
-    kafka = trivial.part("kafka")
     assert trivial.end() == 1
     last = trivial.lines()[-1]
     assert last.startswith(f"turnlog: edge-0 died {FORGIVEN_MAX + 1} times within a minute")
     assert "(exit code 70): the reason of it; see " in last
     assert READY not in trivial.lines()
-    assert alive((kafka,)) == []
+    assert trivial.journal()[-1] == "kafka stopped"
+    assert left_of(home) == []
 
 
 def test_a_part_that_cannot_work_with_its_settings_stops_everything_at_once(home: Path) -> None:
@@ -204,6 +217,15 @@ def test_a_second_system_on_the_same_home_is_refused_in_one_line(home: Path) -> 
     )
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_under_what_it_prints_ends_no_system(home: Path) -> None:
+    trivial = Trivial(home, "obedient", Path("/dev/full"))
+    eventually(lambda: trivial.state().ready, what="all parts are ready")
+    trivial.process.send_signal(signal.SIGTERM)
+    assert trivial.end() == 0
+    assert trivial.journal()[-1] == "kafka stopped"
 
 
 def test_a_terminal_that_closes_stops_the_system(home: Path) -> None:
