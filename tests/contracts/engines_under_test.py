@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Final, Literal
 
-from inference_workers.decisions.script import Script
+from inference_workers.decisions.script import Script, answer
 from inference_workers.engine import Delta, Engine, EngineStream, Finish, GenRequest
 from inference_workers.engine_llama import LlamaEngine, LlamaSettings
 from inference_workers.engine_scripted import ScriptedEngine, ScriptedSettings
 from infra.models import ChatMessage, PromptModel, load_model
+from infra.models.tokenizer import token_bytes
 from schemas.events.accounts import Sampling
 from schemas.vocabulary import Role
 
@@ -107,6 +108,19 @@ async def next_delta(stream: EngineStream) -> Delta:
 
 def text_of(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
+
+
+def pieces_of(kind: Kind, request: GenRequest, deltas: list[Delta]) -> list[str]:
+    """What each token of a greedy answer says. Its deltas do not tell: where the machine is busy several tokens come in one."""
+    if kind == "llama":
+        table = token_bytes(model().vocabulary)
+        said = [table[token_id] for token_id in ids_of(deltas)]
+    else:
+        script = answer(script=Script.WORDS, prompt_ids=request.prompt_ids, tokens=200)
+        said = [token.says for _, token in zip(ids_of(deltas), script, strict=False)]
+    pieces = [each.decode() for each in said]
+    assert "".join(pieces) == text_of(deltas)
+    return pieces
 
 
 def ids_of(deltas: list[Delta]) -> tuple[int, ...]:

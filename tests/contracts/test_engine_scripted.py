@@ -60,7 +60,7 @@ async def test_a_fault_of_the_first_attempt_spares_the_second() -> None:
 async def test_a_stream_that_falls_mute_is_found_while_others_go_on() -> None:
     faults = ScriptedFaults(mute_after_tokens=2)
     settings = ScriptedSettings(
-        faults=faults, token_delay_s=0.005, tokens_per_answer=2000, stalled_after_s=0.2
+        faults=faults, token_delay_s=0.005, tokens_per_answer=2000, stalled_after_s=1.0
     )
     async with ScriptedEngine(settings) as engine:
         mute = engine.submit(ask("mute", tokens=500))
@@ -76,7 +76,7 @@ async def test_a_stream_that_falls_mute_is_found_while_others_go_on() -> None:
 async def test_a_cancelled_slot_that_is_never_confirmed_is_a_stalled_engine() -> None:
     faults = ScriptedFaults(mute_after_tokens=1)
     settings = ScriptedSettings(
-        faults=faults, token_delay_s=0.005, tokens_per_answer=2000, stalled_after_s=0.2
+        faults=faults, token_delay_s=0.005, tokens_per_answer=2000, stalled_after_s=1.0
     )
     async with ScriptedEngine(settings) as engine:
         mute = engine.submit(ask("mute"))
@@ -92,12 +92,12 @@ async def test_a_cancelled_slot_that_is_never_confirmed_is_a_stalled_engine() ->
 
 async def test_no_engine_is_blamed_while_its_whole_process_stands_still() -> None:
     """A stopped process, a suspended machine: what the engine does meanwhile cannot be seen."""
-    settings = ScriptedSettings(token_delay_s=0.03, tokens_per_answer=20, stalled_after_s=0.08)
+    settings = ScriptedSettings(token_delay_s=0.03, tokens_per_answer=20, stalled_after_s=1.0)
     async with ScriptedEngine(settings) as engine:
         stream = engine.submit(ask("r"))
-        for _ in range(5):
+        for _ in range(3):
             await next_delta(stream)
-            threading.Event().wait(0.15)  # The loop and all that is in it.
+            threading.Event().wait(1.5)  # The loop and all that is in it.
         _, finish = await read(stream)
         assert finish.reason is EndReason.STOP
         assert engine.health() is EngineHealth.READY

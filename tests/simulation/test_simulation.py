@@ -68,7 +68,6 @@ def batch() -> Batch:
     return run_batch(range(SEEDS))
 
 
-@pytest.mark.timeout(600)
 def test_every_invariant_holds_for_every_seed(batch: Batch) -> None:
     """I1 to I8, I12 to I15, and the cap of C4."""
     assert batch.seeds == SEEDS
@@ -76,7 +75,6 @@ def test_every_invariant_holds_for_every_seed(batch: Batch) -> None:
     assert not failed, "\n\n".join([f"seeds {failed}", *map(explain, failed[:EXPLAINED_MAX])])
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SOMETIMES)
 def test_the_seeds_have_seen(batch: Batch, name: str) -> None:
     """What never happened in the batch was not tested by it."""
