@@ -29,8 +29,9 @@ STOP_WAIT_S: Final = 15.0
 TOKEN_TTL: Final = timedelta(hours=6)
 # Jars that `turnlog up` already fetched here are not fetched again.
 DEFAULT_CACHE: Final = Path(".turnlog/cache").absolute()
-PORT_FIRST: Final = 21_000
-PORT_LAST: Final = 32_000
+PORT_FIRST: Final = 12_000
+PORT_LAST: Final = 19_000
+"""Below the ports of systems that tests start beside a benchmark, and stop and start again."""
 PORT_TRIES_MAX: Final = 100
 
 

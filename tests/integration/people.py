@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 
@@ -20,6 +20,9 @@ from tests.integration.running import RunningSystem
 from tests.integration.waiting import PATIENCE_S, eventually_async
 
 T = TypeVar("T")
+
+COME_BACK: Final = frozenset({"history_behind", "log_behind", "log_unavailable", "limits_unknown"})
+"""By these the edge says that it will know in a moment: after a start, and on a machine that is slow. What may be asked twice is."""
 
 
 @dataclass
@@ -113,20 +116,20 @@ class Person:
 
     async def run(self, chat_id: str, run_id: str) -> dict[str, Any]:
         """The run as the edge knows it now."""
-        found: dict[str, Any] = await self.client.call("GET", f"/v1/chats/{chat_id}/runs/{run_id}")
+        found: dict[str, Any] = await self._again("GET", f"/v1/chats/{chat_id}/runs/{run_id}")
         return found
 
     async def cancel(self, chat_id: str, run_id: str) -> dict[str, Any]:
         """Cancel; give the answer."""
         path = f"/v1/chats/{chat_id}/runs/{run_id}/cancel"
-        answer: dict[str, Any] = await self.client.call("POST", path)
+        answer: dict[str, Any] = await self._again("POST", path)
         return answer
 
     async def messages(self, chat_id: str) -> list[dict[str, Any]]:
         """The current branch of the chat, oldest first."""
-        found: list[dict[str, Any]] = (
-            await self.client.call("GET", f"/v1/chats/{chat_id}/messages")
-        )["data"]
+        found: list[dict[str, Any]] = (await self._again("GET", f"/v1/chats/{chat_id}/messages"))[
+            "data"
+        ]
         return found
 
     async def stored_answer(self, chat_id: str) -> dict[str, Any]:
@@ -135,8 +138,19 @@ class Person:
 
     async def quota(self) -> dict[str, Any]:
         """The account's quota."""
-        found: dict[str, Any] = await self.client.call("GET", "/v1/quota")
+        found: dict[str, Any] = await self._again("GET", "/v1/quota")
         return found
+
+    async def _again(self, method: str, path: str) -> Any:
+        async def answered() -> tuple[Any] | None:
+            try:
+                return (await self.client.call(method, path),)
+            except EdgeRefusedError as error:
+                if error.code in COME_BACK:
+                    return None
+                raise
+
+        return (await eventually_async(answered, what=f"{method} {path} is answered"))[0]
 
     async def is_settled(self) -> None:
         """Wait until nothing of the account is under way any more."""
@@ -151,12 +165,7 @@ class Person:
         """Wait until the account has settled exactly these tokens and reserves none (invariants I5, I6)."""
 
         async def settled() -> bool:
-            try:
-                quota = await self.quota()
-            except EdgeRefusedError as error:
-                if error.status != 503:
-                    raise
-                return False  # A new system has not heard of its limits yet.
+            quota = await self.quota()
             rest = (quota["reserved"], quota["open_runs"])
             assert (quota["settled"], *rest) == (tokens, 0, 0), quota
             return True

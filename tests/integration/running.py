@@ -116,9 +116,10 @@ class RunningSystem:
     names them: kafka, admission, context, recorder, projector, worker-0…, edge-0….
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, output: Path | None = None) -> None:
+        """`output`: where `turnlog up` prints; None: beside its home."""
         self.home = home
-        self._output = home.with_name(home.name + ".out")
+        self._output = output or home.with_name(home.name + ".out")
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = free_ports(2)
         self._edge_ports: tuple[int, ...] = ()

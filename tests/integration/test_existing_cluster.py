@@ -36,7 +36,7 @@ async def test_a_system_works_on_a_cluster_that_it_did_not_start_and_leaves_it_r
     assert running.stop()[0] == 0
     kept = await asyncio.to_thread(
         turnlog,
-        *("verify", "--settle-s", "5"),
+        *("verify", "--settle-s", "5", "--grace-s", "300"),
         variables={"TURNLOG_HOME": str(running.home), "TURNLOG_KAFKA": own_broker.bootstrap},
     )
     assert kept.returncode == 0, kept.stdout + kept.stderr

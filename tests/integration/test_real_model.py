@@ -13,6 +13,8 @@ from tests.integration.processes import turnlog
 
 MEMORY_BYTES_MAX = 2 * 1024**3
 LONG = "Write a long story about the sea."
+LONG_TOKENS = 200
+"""Seconds of work on any machine: time to kill who does it."""
 
 
 async def test_a_question_becomes_an_answer_and_a_chat_remembers(system: SystemFactory) -> None:
@@ -40,7 +42,7 @@ async def test_a_question_becomes_an_answer_and_a_chat_remembers(system: SystemF
         assert reading.end["finish_reason"] == "cancelled"
         assert (await ada.stored_answer(chat_id))["content"] == reading.text
 
-        killed = await ada.start(chat_id, LONG, temperature=0, max_output_tokens=120)
+        killed = await ada.start(chat_id, LONG, temperature=0, max_output_tokens=LONG_TOKENS)
         cut = await Reading().read(ada.client.follow(chat_id, killed["id"]), deltas=2)
         running.kill("worker-0")
         await cut.read(ada.client.follow(chat_id, killed["id"], cut.last_id))
@@ -49,7 +51,7 @@ async def test_a_question_becomes_an_answer_and_a_chat_remembers(system: SystemF
 
     asked = await asyncio.to_thread(
         turnlog,
-        *("ask", "Say hello.", "--url", running.url),
+        *("ask", "Say hello.", "--max-tokens", "32", "--url", running.url),
         variables={"TURNLOG_HOME": str(running.home)},
     )
     assert asked.returncode == 0, asked.stderr

@@ -72,7 +72,7 @@ def test_a_variable_that_makes_no_sense_stops_the_start(
 
 
 def test_a_taken_port_of_any_edge_or_of_the_controller_stops_the_start(tmp_path: Path) -> None:
-    port, other = free_ports(2)
+    port, other, free = free_ports(3)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
         listener.listen()
@@ -83,7 +83,8 @@ def test_a_taken_port_of_any_edge_or_of_the_controller_stops_the_start(tmp_path:
                 {"TURNLOG_EDGES": "2", "TURNLOG_EDGE_PORTS": f"{other},{port}"},
             ),
         ):
-            assert refused(tmp_path / "home", variables) == (
+            chosen = {"TURNLOG_PORT": str(other), "TURNLOG_KAFKA_PORT": str(free), **variables}
+            assert refused(tmp_path / "home", chosen) == (
                 f"turnlog: port {port} is in use (Address already in use); "
                 f"set {variable} to a free one"
             )

@@ -86,12 +86,19 @@ def test_no_part_of_a_system_outlives_its_killed_supervisor(system: SystemFactor
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
+    port, free, controller = free_ports(3)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
         for variable in ("TURNLOG_PORT", "TURNLOG_KAFKA_PORT"):
-            done = turnlog("up", variables={"TURNLOG_HOME": str(tmp_path), variable: str(port)})
+            variables = {
+                "TURNLOG_HOME": str(tmp_path),
+                "TURNLOG_PORT": str(free),
+                "TURNLOG_KAFKA_PORT": str(free),
+                "TURNLOG_KAFKA_CONTROLLER_PORT": str(controller),
+                variable: str(port),
+            }
+            done = turnlog("up", variables=variables)
             assert done.returncode == 2
             assert done.stderr == (
                 f"turnlog: port {port} is in use (Address already in use); "
