@@ -1,4 +1,4 @@
-"""From an admitted prompt to a request for an engine: find the branch, choose what fits, encode it.
+"""From an admitted prompt to a request for an engine: find the branch, have it encoded, append the request.
 
 Chats come from memory, else from the history store; so there is no state to lose. A prompt whose chat or ancestors are not known yet is
 parked for a bounded time: it stays unacknowledged and holds up nobody else. One that was enqueued waits so for the end of the run
@@ -18,7 +18,7 @@ from typing import Any, Final, assert_never
 
 from infra.history import History, HistoryUnavailable, Message
 from infra.log.records import BadRecord, LogRecord
-from infra.models import ChatMessage, ConversationRefusedError, PromptModel
+from infra.models import PromptModel
 from processors.ack_order import AckOrder, TooManyAside
 from processors.decisions.chat_memory import (
     Branch,
@@ -28,8 +28,9 @@ from processors.decisions.chat_memory import (
     NeverComes,
     Remembered,
 )
-from processors.decisions.context_window import Said, Turn, first_kept, turns_of
+from processors.decisions.context_window import Said, Turn, turns_of
 from processors.faust_process import bad_record, log_bad, or_die, park_bad
+from processors.prompt_encoder import PromptEncoder, UnencodablePrompt
 from producers.log_writer import LogWriter
 from schemas.events.admissions import PromptAdmitted, PromptRefused
 from schemas.events.chats import ChatCreated, ChatDeleted
@@ -50,9 +51,6 @@ LOOK_AGAIN_MS_MAX: Final = 800
 LOOK_AGAIN_BEHIND_MS_MAX: Final = 5_000
 END_AGAIN_MS: Final = 2_000
 ANCESTORS_MAX: Final = 20_000
-# Above this a prompt takes longer to encode than other prompts should wait.
-INLINE_CHARS_MAX: Final = 16_000
-COUNTS_MAX: Final = 200_000
 
 CONCLUDED: Final = frozenset(
     {RunStatus.DONE, RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.BLOCKED}
@@ -94,14 +92,13 @@ class ContextAssembly:
     ) -> None:
         self._writer = writer
         self._history = history
-        self._models = models
+        self._encoder = PromptEncoder(models)
         self._cache_key = cache_key
         self._tasks = tasks
         self._acknowledge = acknowledge
         self._prompts = AckOrder(acknowledge)
         self._memory = ChatMemory()
         self._parked: dict[str, set[asyncio.Event]] = {}
-        self._counts: dict[tuple[str, str], int] = {}
 
     def revoked(self, partitions: set[int]) -> None:
         """Forget what belongs to these partitions; their next owner does it again."""
@@ -309,20 +306,10 @@ class ContextAssembly:
     async def _assemble(
         self, prompt: PromptAdmitted, found: _Found
     ) -> GenerationRequested | _Failed:
-        model = self._models.get(prompt.model)
-        if model is None:
-            return _Failed(detail=f"the model {prompt.model} is not served")
-        chars = len(found.system_prompt) + len(prompt.content)
-        chars += sum(len(t.asked.content) + len(t.answered.content) for t in found.turns)
         try:
-            if chars <= INLINE_CHARS_MAX:
-                ids = self._encode(model, prompt, found)
-            else:
-                ids = await asyncio.to_thread(self._encode, model, prompt, found)
-        except ConversationRefusedError as error:
+            ids = await self._encoder.prompt_ids(prompt, found.system_prompt, found.turns)
+        except UnencodablePrompt as error:
             return _Failed(detail=str(error))
-        if ids is None:
-            return _Failed(detail="the message alone exceeds its input budget")
         return GenerationRequested(
             run_id=prompt.run_id,
             account_id=prompt.account_id,
@@ -338,47 +325,6 @@ class ContextAssembly:
             deadline_ms=prompt.deadline_ms,
             quota_limited=prompt.quota_limited,
         )
-
-    def _encode(
-        self, model: PromptModel, prompt: PromptAdmitted, found: _Found
-    ) -> tuple[int, ...] | None:
-        """The prompt's ids within its budget (rules W1 to W6), or None where not even the message fits."""
-        *system, user = model.shortest_prompt(found.system_prompt, prompt.content)
-        shortest = model.prompt_ids([*system, user])
-        room = prompt.input_budget_tokens - len(shortest)
-        if room < 0:
-            return None
-        turns = found.turns
-        start = first_kept(self._costs(model, turns, room), room)
-        while start < len(turns):
-            kept = [_chat_message(s) for t in turns[start:] for s in (t.asked, t.answered)]
-            ids = model.prompt_ids([*system, *kept, user])
-            if len(ids) <= prompt.input_budget_tokens:
-                return ids
-            start += (
-                1  # The single costs add up to no less, so this is for a template that surprises.
-            )
-        return shortest
-
-    def _costs(self, model: PromptModel, turns: list[Turn], room: int) -> list[int]:
-        """What each turn costs. Those older than what fits are not counted but put above `room`."""
-        costs = [room + 1] * len(turns)
-        left = room
-        for at in range(len(turns) - 1, -1, -1):
-            costs[at] = self._cost(model, turns[at].asked) + self._cost(model, turns[at].answered)
-            left -= costs[at]
-            if left < 0:
-                break
-        return costs
-
-    def _cost(self, model: PromptModel, said: Said) -> int:
-        name = (model.name, said.message_id)
-        cost = self._counts.get(name)
-        if cost is None:
-            if len(self._counts) >= COUNTS_MAX:
-                self._counts.clear()
-            cost = self._counts[name] = model.count_message(said.role, said.content)
-        return cost
 
 
 async def _either(changed: asyncio.Event, wait_ms: int) -> None:
@@ -398,7 +344,3 @@ def _whole(message: Message) -> bool:
 def _remembered(message: Message) -> Remembered:
     said = Said(message_id=message.message_id, role=message.role, content=message.content)
     return Remembered(said=said, parent_id=message.parent_id)
-
-
-def _chat_message(said: Said) -> ChatMessage:
-    return ChatMessage(role=said.role, content=said.content)
