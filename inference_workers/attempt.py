@@ -1,6 +1,6 @@
 """One attempt at one run: the engine's stream becomes records on the run's stream.
 
-What may be appended is decided in `decisions/generation.py` and `decisions/delta_buffer.py`; here are the engine, the producer and
+What may be appended is decided in `decisions/generation.py` and `decisions/speech.py`; here are the engine, the producer and
 the waiting. The tail calls `seen` for every record of the run, which may end the attempt at any moment; the engine is then
 told in the same instant.
 """
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NoReturn, assert_never
 
 from inference_workers.decisions import generation as generations
-from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, Piece, take
+from inference_workers.decisions.delta_buffer import Piece
 from inference_workers.decisions.generation import (
     BARREN_WORKERS_MAX,
     Generation,
@@ -24,11 +24,9 @@ from inference_workers.decisions.generation import (
     Sent,
     cause_of_full_grant,
 )
-from inference_workers.decisions.held_phrases import HeldPieces
-from inference_workers.decisions.repetition import NewestSaid, repeats, said_so_far
-from inference_workers.decisions.repetition import say as say_more
 from inference_workers.decisions.request_book import Request
 from inference_workers.decisions.run_book import Followed, FollowedRun
+from inference_workers.decisions.speech import Speech
 from inference_workers.engine import (
     Dead,
     Delta,
@@ -109,9 +107,7 @@ class Attempt:
         )
         self._request_id = f"{request.run_id}.{nonce}"
         self._phrases = blocked_phrases(queued.blocked_phrases)
-        self._held = HeldPieces(self._phrases, said="")
-        self._buffer: DeltaBuffer = EMPTY
-        self._newest: NewestSaid = said_so_far(ids=(), text="")
+        self._speech = Speech(self._phrases, said_ids=(), said="")
         self._finish: Finish | None = None
         self._stream: EngineStream | None = None
         self._started = False
@@ -215,11 +211,10 @@ class Attempt:
             return Ending(cause=cause_of_full_grant(quota_limited=self._quota_limited))
         if len(self._run.barren_workers) > BARREN_WORKERS_MAX:  # G7
             return Ending(cause=EndCause.ERROR, detail="too many workers without a token")
-        self._newest = said_so_far(ids=self._run.emitted_ids, text=state.text)
-        if repeats(self._newest):
+        self._speech = Speech(self._phrases, said_ids=self._run.emitted_ids, said=state.text)
+        if self._speech.repeats:
             return Ending(cause=EndCause.REPETITION)
-        self._held = HeldPieces(self._phrases, said=state.text)
-        if self._held.blocked:
+        if self._speech.blocked:
             return Ending(cause=EndCause.BLOCKED)
         try:
             self._stream = self._engine.submit(self._engine_request())
@@ -241,7 +236,7 @@ class Attempt:
                 # The producer has one batch of a partition on the way at a time. What an instant engine says at once rides in the
                 # batch of the AttemptStarted instead of waiting for its acknowledgement.
                 for _ in range(INSTANT_TURNS_MAX):
-                    if self._buffer.pieces or self._over:
+                    if self._speech.waiting or self._over:
                         break
                     await asyncio.sleep(0)
                 await self._start()
@@ -269,34 +264,34 @@ class Attempt:
         async for step in stream:
             if isinstance(step, Delta):
                 piece = Piece(text=step.text, ids=step.ids, index=step.index, count=step.count)
-                self._buffer = self._held.hear(piece, self._buffer)
-                if self._held.blocked:
+                self._speech.hear(piece)
+                if self._speech.blocked:
                     self._engine.cancel(self._request_id)
                     self._wake.set()
                     return
-                if len(self._buffer.pieces) > 1 and self._buffer.due_ms:
+                if self._speech.waiting > 1 and self._speech.due_ms:
                     continue  # The flusher knows when.
             else:
                 if step.reason not in (EndReason.CANCELLED, EndReason.ERROR):
-                    self._buffer = self._held.end(self._buffer)
+                    self._speech.end()
                 self._finish = step
             self._wake.set()
 
     @property
     def _over(self) -> bool:
         """The engine says nothing more that counts."""
-        return self._finish is not None or self._held.blocked
+        return self._finish is not None or self._speech.blocked
 
     async def _flush_until_over(self) -> Finish | Ending | None:
         """Say what is due until the engine is done, or was told that nothing more is to be said. None: the attempt is not open any more."""
         while self._generation.open:
-            now, due = self._now_ms(), self._buffer.due_ms
+            now, due = self._now_ms(), self._speech.due_ms
             if due is not None and (now >= due or self._over):
                 await self._say()
-                if not self._over and repeats(self._newest):
+                if not self._over and self._speech.repeats:
                     self._engine.cancel(self._request_id)
                     return Ending(cause=EndCause.REPETITION)  # What it has made since is not said.
-            elif self._held.blocked:
+            elif self._speech.blocked:
                 return Ending(cause=EndCause.BLOCKED)
             elif self._finish is not None:
                 return self._finish
@@ -306,8 +301,7 @@ class Attempt:
 
     async def _say(self) -> None:
         now = self._now_ms()
-        piece, self._buffer = take(self._buffer, now_ms=now)
-        self._newest = say_more(self._newest, ids=piece.ids, text=piece.text)
+        piece = self._speech.take(now_ms=now)
         self._change(
             generations.say(self._generation, index=piece.index, count=piece.count, now_ms=now)
         )

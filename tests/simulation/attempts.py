@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from inference_workers.decisions import generation as generations
-from inference_workers.decisions.delta_buffer import EMPTY, DeltaBuffer, take
 from inference_workers.decisions.generation import (
     BARREN_WORKERS_MAX,
     ENGINE_FAILURES_MAX,
@@ -16,9 +15,9 @@ from inference_workers.decisions.generation import (
     Sent,
     cause_of_full_grant,
 )
-from inference_workers.decisions.held_phrases import HeldPieces
 from inference_workers.decisions.request_book import Request
 from inference_workers.decisions.run_book import Followed, FollowedRun
+from inference_workers.decisions.speech import Speech
 from schemas.blocked_phrases import blocked_phrases
 from schemas.events.tokens import AttemptStarted, RunEnded, RunEvent, TokensGenerated
 from schemas.ids import derived_event_id
@@ -51,8 +50,7 @@ class SimulatedAttempt:
         self._quota_limited = queued.quota_limited or request.event.quota_limited
         self._failures = engine_failures
         self._phrases = blocked_phrases(queued.blocked_phrases)
-        self._held = HeldPieces(self._phrases, said="")
-        self._buffer: DeltaBuffer = EMPTY
+        self._speech = Speech(self._phrases, said_ids=(), said="")
         self._stream: Stream | None = None
         self._begun = False
         self._ending: EndCause | None = None
@@ -120,8 +118,8 @@ class SimulatedAttempt:
             self._ending = EndCause.ERROR
         else:
             state = self._run.state
-            self._held = HeldPieces(self._phrases, said=state.text)
-            if self._held.blocked:
+            self._speech = Speech(self._phrases, said_ids=self._run.emitted_ids, said=state.text)
+            if self._speech.blocked:
                 self._ending = EndCause.BLOCKED
                 return
             self._stream = Stream(
@@ -136,14 +134,14 @@ class SimulatedAttempt:
             self._engine_error()
             return
         for piece in stream.pieces():
-            self._buffer = self._held.hear(piece, self._buffer)
-            if self._held.blocked:
+            self._speech.hear(piece)
+            if self._speech.blocked:
                 self._ending = EndCause.BLOCKED
                 return
         if not stream.full and not stream.stopped:
             return
-        self._buffer = self._held.end(self._buffer)
-        if self._held.blocked:
+        self._speech.end()
+        if self._speech.blocked:
             self._ending = EndCause.BLOCKED
         elif stream.full:
             self._ending = cause_of_full_grant(quota_limited=self._quota_limited)
@@ -158,9 +156,9 @@ class SimulatedAttempt:
             self.lose(Loss.ENGINE_FAILED)
 
     def _flush(self) -> bool:
-        now, due = self.world.now_ms, self._buffer.due_ms
+        now, due = self.world.now_ms, self._speech.due_ms
         if due is not None and (now >= due or self._ending is not None):
-            piece, self._buffer = take(self._buffer, now_ms=now)
+            piece = self._speech.take(now_ms=now)
             self.generation = generations.say(
                 self.generation, index=piece.index, count=piece.count, now_ms=now
             )
