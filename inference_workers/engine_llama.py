@@ -20,19 +20,18 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import msgspec
 import xllamacpp
 
+from inference_workers.booked_engine import BookedEngine
 from inference_workers.engine import (
     Dead,
     EndReason,
     EngineCaps,
     EngineHealth,
-    EngineLoad,
     EngineStream,
     GenRequest,
 )
@@ -42,7 +41,6 @@ from inference_workers.slot_book import (
     STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
     Seat,
-    SlotBook,
 )
 from infra.models import ModelSpec, PromptModel, model_spec
 from infra.models.tokenizer import token_bytes
@@ -84,7 +82,7 @@ class _Kept:
     used: int = 0
 
 
-class LlamaEngine:
+class LlamaEngine(BookedEngine):
     """The Engine protocol over one embedded server."""
 
     def __init__(self, settings: LlamaSettings, model: PromptModel) -> None:
@@ -100,18 +98,12 @@ class LlamaEngine:
             stop_strings_max=STOP_STRINGS_MAX + len(self._spec.stop_strings),
             stop_string_chars_max=STOP_STRING_CHARS_MAX,
         )
-        self._book = SlotBook(caps, stalled_after_s=settings.stalled_after_s)
+        super().__init__(caps, stalled_after_s=settings.stalled_after_s)
         self._kept = [_Kept() for _ in range(settings.slots)]
         self._uses = 0
         self._calls: set[LoopbackCall] = set()
-        self._tasks = asyncio.TaskGroup()
-        self._watch: asyncio.Task[None] | None = None
         self._server: Any = None
         self._port: LoopbackPort | None = None
-
-    @property
-    def caps(self) -> EngineCaps:
-        return self._book.caps
 
     @property
     def port(self) -> LoopbackPort:
@@ -127,26 +119,10 @@ class LlamaEngine:
         assert address.hostname is not None
         assert address.port is not None
         self._port = LoopbackPort(host=address.hostname, port=address.port, key=key)
-        await self._tasks.__aenter__()
-        self._book.ready()
-        self._watch = self._tasks.create_task(self._book.watch())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close(drain_s=0)
-        # An error of the body is its own; only a cancel has to be known to the group.
-        cancelled = isinstance(error, asyncio.CancelledError)
-        await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
+        return await super().__aenter__()
 
     async def close(self, *, drain_s: float) -> None:
-        await self._book.drain(drain_s=drain_s, confirm_s=_CONFIRM_AT_CLOSE_S)
-        if self._watch is not None:
-            self._watch.cancel()
+        await self._drain(drain_s=drain_s, confirm_s=_CONFIRM_AT_CLOSE_S)
         for call in tuple(self._calls):
             call.abort()
         if self.health() is EngineHealth.STALLED:
@@ -164,18 +140,6 @@ class LlamaEngine:
         self._kept[seat.slot] = _Kept(scope=request.cache_scope, ids=fed, used=self._uses)
         self._tasks.create_task(self._generate(seat, fed, reuse=shares))
         return seat.stream
-
-    def cancel(self, request_id: str) -> bool:
-        return self._book.cancel(request_id)
-
-    def load(self) -> EngineLoad:
-        return self._book.load()
-
-    def health(self) -> EngineHealth:
-        return self._book.health
-
-    async def wait_failed(self) -> EngineHealth:
-        return await self._book.wait_failed()
 
     def _emitted(self, request: GenRequest) -> tuple[int, ...]:
         """E4: the ids, or where they are not exact the text's."""

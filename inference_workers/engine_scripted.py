@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from inference_workers.booked_engine import BookedEngine
 from inference_workers.decisions.held_text import Piece
 from inference_workers.decisions.script import Script, ScriptToken, answer
 from inference_workers.engine import (
     EndReason,
     EngineCaps,
     EngineHealth,
-    EngineLoad,
     EngineStream,
     GenRequest,
     Invalid,
@@ -27,7 +26,6 @@ from inference_workers.slot_book import (
     STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
     Seat,
-    SlotBook,
 )
 
 # At no delay this many tokens are made before others have the loop.
@@ -66,7 +64,7 @@ class ScriptedSettings:
     faults: ScriptedFaults = ScriptedFaults()
 
 
-class ScriptedEngine:
+class ScriptedEngine(BookedEngine):
     """The Engine protocol over a script."""
 
     def __init__(self, settings: ScriptedSettings) -> None:
@@ -78,38 +76,13 @@ class ScriptedEngine:
             stop_strings_max=STOP_STRINGS_MAX,
             stop_string_chars_max=STOP_STRING_CHARS_MAX,
         )
-        self._book = SlotBook(caps, stalled_after_s=settings.stalled_after_s)
-        self._tasks = asyncio.TaskGroup()
-        self._watch: asyncio.Task[None] | None = None
+        super().__init__(caps, stalled_after_s=settings.stalled_after_s)
         self._closing = asyncio.Event()
-
-    @property
-    def caps(self) -> EngineCaps:
-        return self._book.caps
-
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        self._book.ready()
-        self._watch = self._tasks.create_task(self._book.watch())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close(drain_s=0)
-        # An error of the body is its own; only a cancel has to be known to the group.
-        cancelled = isinstance(error, asyncio.CancelledError)
-        await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
     async def close(self, *, drain_s: float) -> None:
         confirm_s = self._settings.faults.confirm_delay_s + 1
-        await self._book.drain(drain_s=drain_s, confirm_s=confirm_s)
+        await self._drain(drain_s=drain_s, confirm_s=confirm_s)
         self._closing.set()
-        if self._watch is not None:
-            self._watch.cancel()
 
     def submit(self, request: GenRequest) -> EngineStream:
         fed = len(request.prompt_ids) + request.emitted_count
@@ -117,18 +90,6 @@ class ScriptedEngine:
         seat = self._book.take(request, fed_tokens=fed)
         self._tasks.create_task(self._speak(seat))
         return seat.stream
-
-    def cancel(self, request_id: str) -> bool:
-        return self._book.cancel(request_id)
-
-    def load(self) -> EngineLoad:
-        return self._book.load()
-
-    def health(self) -> EngineHealth:
-        return self._book.health
-
-    async def wait_failed(self) -> EngineHealth:
-        return await self._book.wait_failed()
 
     def _answer(self, request: GenRequest, *, start: int) -> Iterator[ScriptToken]:
         return answer(
