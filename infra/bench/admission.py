@@ -148,7 +148,7 @@ class _Bench:
         life_s = LIFE_S if len(accounts) > 1 else HOT_OPEN_RUNS / WARM_UP_PER_S
         load = self._load(accounts, WARM_UP_PER_S, life_s)
         seconds = min(WARM_UP_S, self._seconds / 2)
-        async with writer_of(replace(load, seconds=seconds)) as writer:
+        with writer_of(replace(load, seconds=seconds)) as writer:
             await writer.until("ready")
             writer.begin()
             await writer.until("sent")
@@ -172,7 +172,7 @@ class _Bench:
         """One rate, measured and printed."""
         async with SpanReader(bootstrap=self._stage.kafka, client_id="bench") as reader:
             before = await mark(reader)
-            async with writer_of(self._load(accounts, rate, life_s)) as writer:
+            with writer_of(self._load(accounts, rate, life_s)) as writer:
                 await writer.until("ready")
                 psutil.cpu_percent()
                 admission_s, broker_s = self._admission.cpu_s(), cpu_seconds(self._stage.broker)

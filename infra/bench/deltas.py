@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import secrets
 import time
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rich.console import Console
 
 from infra.bench.event_stream import request
 from infra.bench.figures import quantile
+from infra.bench.load_process import load_process
 from infra.bench.system import BenchSystem, bench_system, cpu_seconds
 from infra.log.epoch import topic_epoch
 from infra.log.span_reader import SpanReader
@@ -40,7 +40,6 @@ GROWTH: Final = 1.25
 LATENESS_MS_MAX: Final = 50.0
 ACCOUNT: Final = "bench"
 OPEN_AT_ONCE: Final = 50
-JOIN_WAIT_S: Final = 120.0
 WARM_UP_S: Final = 2.0
 STAMP_CHARS: Final = 17  # seconds of the epoch with six decimals
 WARM_UP_STAMP: Final = "0" * STAMP_CHARS
@@ -52,6 +51,24 @@ class BenchRun:
 
     run_id: str
     chat_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Followed:
+    """What the process of the clients does."""
+
+    port: int
+    token: str
+    runs: list[BenchRun]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writes:
+    """What the process of the writer does."""
+
+    kafka: str
+    runs: list[BenchRun]
+    seconds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,29 +114,18 @@ async def bench_deltas(seconds: int, console: Console) -> None:
 
 async def _step(system: BenchSystem, streams: int, seconds: int) -> Step:
     runs = await _open_runs(system, streams)
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    token = system.token(ACCOUNT)
-    clients = spawn.Process(target=_client_process, args=(theirs, system.ports[0], token, runs))
-    clients.start()
-    writer_ours, writer_theirs = spawn.Pipe()
-    writer = spawn.Process(
-        target=_writer_process, args=(writer_theirs, system.kafka, runs, seconds)
-    )
-    try:
-        await asyncio.to_thread(_expect, ours, "open")
-        writer.start()
-        await asyncio.to_thread(_expect, writer_ours, "warm")
-        edge = system.processes()["edge-0"]
-        cpu, since = cpu_seconds(edge), time.monotonic()
-        await asyncio.to_thread(_expect, writer_ours, "done")
-        cpu, took = cpu_seconds(edge) - cpu, time.monotonic() - since
-        lateness: list[float] = await asyncio.to_thread(ours.recv)
-    finally:
-        for process in (clients, writer):
-            if process.pid is not None:
-                process.join(JOIN_WAIT_S)
-                process.kill()
+    followed = _Followed(port=system.ports[0], token=system.token(ACCOUNT), runs=runs)
+    written = _Writes(kafka=system.kafka, runs=runs, seconds=seconds)
+    with load_process("the process of the clients", _client_process, followed) as clients:
+        await clients.until("open")
+        with load_process("the process of the writer", _writer_process, written) as writer:
+            await writer.until("warm")
+            edge = system.processes()["edge-0"]
+            cpu, since = cpu_seconds(edge), time.monotonic()
+            await writer.until("done")
+            cpu, took = cpu_seconds(edge) - cpu, time.monotonic() - since
+            lateness = await clients.said()
+    assert isinstance(lateness, list), lateness
     measured = [late for late in lateness if late >= 0]
     return Step(
         streams=streams,
@@ -130,13 +136,6 @@ async def _step(system: BenchSystem, streams: int, seconds: int) -> Step:
         received=len(measured),
         expected=streams * EVENTS_PER_S * seconds,
     )
-
-
-def _expect(pipe: Connection, word: str) -> None:
-    if not pipe.poll(JOIN_WAIT_S):
-        raise TimeoutError(f"no {word!r} from a process of the benchmark")
-    said = pipe.recv()
-    assert said == word, said
 
 
 async def _open_runs(system: BenchSystem, streams: int) -> list[BenchRun]:
@@ -191,8 +190,8 @@ async def _open_runs(system: BenchSystem, streams: int) -> list[BenchRun]:
     return runs
 
 
-def _writer_process(pipe: Connection, kafka: str, runs: list[BenchRun], seconds: int) -> None:
-    asyncio.run(_write(pipe, kafka, runs, seconds))
+def _writer_process(pipe: Connection, asked: _Writes) -> None:
+    asyncio.run(_write(pipe, asked.kafka, asked.runs, asked.seconds))
 
 
 async def _write(pipe: Connection, kafka: str, runs: list[BenchRun], seconds: int) -> None:
@@ -235,8 +234,8 @@ async def _write(pipe: Connection, kafka: str, runs: list[BenchRun], seconds: in
         await last
 
 
-def _client_process(pipe: Connection, port: int, token: str, runs: list[BenchRun]) -> None:
-    asyncio.run(_clients(pipe, port, token, runs))
+def _client_process(pipe: Connection, asked: _Followed) -> None:
+    asyncio.run(_clients(pipe, asked.port, asked.token, asked.runs))
 
 
 async def _clients(pipe: Connection, port: int, token: str, runs: list[BenchRun]) -> None:

@@ -8,12 +8,11 @@ partition, it needs no look at the decision: what was refused has no open run, a
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
@@ -22,7 +21,7 @@ import psutil
 
 from edge.runs import RECENT_ENDS_MAX
 from infra.bench.figures import quantile
-from infra.bench.system import BenchError
+from infra.bench.load_process import LoadProcess, load_process
 from infra.log.epoch import topic_epoch
 from infra.log.span_reader import SpanReader
 from producers.log_writer import Appended, LogWriter, acknowledged
@@ -38,7 +37,6 @@ from schemas.ids import (
 from schemas.topics import ACCOUNTS, TOKENS
 from schemas.vocabulary import FinishReason, Lane, Tier
 
-SAY_WAIT_S: Final = 120.0
 TICK_S: Final = 0.002
 PROMPT_TOKENS: Final = (20, 400)
 CONTENT: Final = (
@@ -89,46 +87,29 @@ class _Due:
 class Writer:
     """The writer process, from the parent's side."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, process: LoadProcess) -> None:
+        self._process = process
 
     async def until(self, word: str) -> None:
         """Wait until it has come so far: "ready", or "sent" after the last prompt."""
-        said = await self._said()
-        assert said == word, said
+        await self._process.until(word)
 
     def begin(self) -> None:
         """Let it write."""
-        self._pipe.send("begin")
+        self._process.tell("begin")
 
     async def written(self) -> Written:
         """What it wrote, once everything is acknowledged, the last usage too."""
-        said = await self._said()
+        said = await self._process.said()
         assert isinstance(said, Written), said
         return said
 
-    async def _said(self) -> object:
-        if not await asyncio.to_thread(self._pipe.poll, SAY_WAIT_S):
-            raise BenchError("the writer of the load says nothing")
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise BenchError("the writer of the load died") from None
 
-
-@asynccontextmanager
-async def writer_of(load: Load) -> AsyncIterator[Writer]:
+@contextmanager
+def writer_of(load: Load) -> Iterator[Writer]:
     """Start the writer; it is gone afterwards."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_process, args=(theirs, load), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield Writer(ours)
-    finally:
-        process.kill()
-        process.join()
+    with load_process("the writer of the load", _process, load) as process:
+        yield Writer(process)
 
 
 def _process(pipe: Connection, load: Load) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import random
 import secrets
 import tempfile
@@ -27,7 +26,8 @@ from infra.bench.admission_stage import packaged_limits
 from infra.bench.decision_times import most_at_once
 from infra.bench.event_stream import BadAnswerError, get_json, request
 from infra.bench.figures import p50_p99, quantile
-from infra.bench.system import BenchError, BenchSystem, bench_system
+from infra.bench.load_process import SAY_WAIT_S, load_process
+from infra.bench.system import BenchSystem, bench_system
 from infra.log.records import LogRecord
 from infra.log.span_reader import SpanReader
 from infra.policies import policy_text
@@ -47,7 +47,6 @@ ACCOUNTS_USED: Final = 20
 SETUP_AT_ONCE: Final = 8
 FILL_S: Final = 4.0
 """So long the load runs before it counts: by then the queue is full."""
-SAY_WAIT_S: Final = 120.0
 REFUSED: Final = 503
 SERVED: Final = 200
 
@@ -152,20 +151,9 @@ async def _make_chats(system: BenchSystem, tokens: tuple[str, ...], count: int) 
 
 
 async def _post_all(posts: _Posts) -> list[_Answered]:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_client_process, args=(theirs, posts), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not await asyncio.to_thread(ours.poll, SAY_WAIT_S + posts.seconds):
-            raise BenchError("the clients say nothing")
-        answered: list[_Answered] = ours.recv()
-    except EOFError:
-        raise BenchError("the clients died") from None
-    finally:
-        process.kill()
-        process.join()
+    with load_process("the process of the clients", _client_process, posts) as clients:
+        answered = await clients.said(wait_s=SAY_WAIT_S + posts.seconds)
+    assert isinstance(answered, list), answered
     return answered
 
 
