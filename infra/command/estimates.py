@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from infra.command.addresses import ClusterSettings
+from infra.command.terminal import output
 from infra.log.records import LogRecord
 from infra.log.span_reader import SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
-from infra.settings import kafka_bootstrap, read_settings_or_exit
+from infra.settings import read_settings_or_exit
 from infra.verify.findings import Record
 from infra.verify.reading import NoTopics, partition_counts
 from infra.verify.wait_audit import GOOD_ERROR_MAX, Wait, WaitAudit, summary
@@ -22,20 +22,11 @@ from schemas.topics import TOKENS
 READERS: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimatesSettings:
-    """Which cluster."""
-
-    kafka: str
-    kafka_port: int
-
-
 def estimates() -> None:
     """Read the token log from the start and say how right the estimated waits were, by model and lane."""
-    settings = read_settings_or_exit(EstimatesSettings)
-    bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
+    settings = read_settings_or_exit(ClusterSettings)
     try:
-        waits = asyncio.run(_read(bootstrap))
+        waits = asyncio.run(_read(settings.bootstrap))
     except* (NoTopics, SpanFailed, OffsetsGone) as failed:
         error: BaseException = failed
         while isinstance(error, BaseExceptionGroup):
@@ -70,7 +61,7 @@ async def _read(bootstrap: str) -> list[Wait]:
 
 def show(waits: list[Wait]) -> None:
     """One line for each model and lane, and one for all."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = output()
     table = Table(box=None, pad_edge=False)
     for title in ("model", "lane"):
         table.add_column(title)

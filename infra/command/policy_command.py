@@ -6,7 +6,6 @@ import asyncio
 import getpass
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, NoReturn, cast
 
@@ -16,14 +15,16 @@ from aiokafka.errors import KafkaError
 from rich.console import Console
 from rich.table import Table
 
+from infra.command.addresses import ClusterSettings
 from infra.command.policy import PolicyNotRead, PolicyNotWritten, read_policy, sync_policy
+from infra.command.terminal import output
 from infra.log.records import LogRecord
 from infra.log.span_reader import SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone
 from infra.models.registry import MODELS
 from infra.policies import policy_text, read_policies
 from infra.policy_checks import PolicyError
-from infra.settings import exit_with_usage_error, kafka_bootstrap, read_settings_or_exit
+from infra.settings import exit_with_usage_error, read_settings_or_exit
 from processors.decisions.what_if import Recorded, Report, Tally, WhatIf, WhatWas
 from schemas.events.accounts import AccountEvent, LimitsChanged
 from schemas.topics import ACCOUNTS
@@ -38,19 +39,6 @@ policy = typer.Typer(
 PolicyFile = Annotated[Path, typer.Argument(help="A policy file, as infra/policies.toml.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings:
-    """Which cluster."""
-
-    kafka: str
-    kafka_port: int
-
-    @property
-    def bootstrap(self) -> str:
-        """Where to connect."""
-        return kafka_bootstrap(kafka=self.kafka, kafka_port=self.kafka_port)
-
-
 @policy.command()
 def apply(
     file: PolicyFile,
@@ -60,7 +48,7 @@ def apply(
 
     The next `turnlog up` applies the file of TURNLOG_POLICIES again.
     """
-    settings = read_settings_or_exit(PolicySettings)
+    settings = read_settings_or_exit(ClusterSettings)
     limits = _read(file, by=(by or getpass.getuser())[:NAME_CHARS_MAX])
     try:
         written = asyncio.run(sync_policy(settings.bootstrap, limits))
@@ -73,7 +61,7 @@ def apply(
 @policy.command()
 def show() -> None:
     """Print the limits that are on the log, as a policy file; exit 1 where the partitions do not agree."""
-    settings = read_settings_or_exit(PolicySettings)
+    settings = read_settings_or_exit(ClusterSettings)
     try:
         newest = asyncio.run(read_policy(settings.bootstrap))
     except PolicyNotRead as error:
@@ -101,7 +89,7 @@ def try_policy(
 
     Load is taken as it was, and what runs that were refused would have used is guessed. Nothing is written.
     """
-    settings = read_settings_or_exit(PolicySettings)
+    settings = read_settings_or_exit(ClusterSettings)
     limits = _read(file, by="try")
     try:
         report, late = asyncio.run(what_if_recorded(settings.bootstrap, limits))
@@ -110,7 +98,7 @@ def try_policy(
     if as_json:
         typer.echo(msgspec.json.encode(_plain(report)))
         return
-    show_report(report, Console(highlight=False, soft_wrap=True))
+    show_report(report, output())
     if late:
         typer.echo(f"In {late} partitions the log no longer begins at its first record.")
 

@@ -19,7 +19,7 @@ from infra.supervisor.home import (
     holder,
     is_locked,
     live_process,
-    read_state,
+    running_system,
 )
 
 if TYPE_CHECKING:
@@ -61,13 +61,13 @@ def down() -> None:
 def status() -> None:
     """Show the processes of this home's system; exit 3 when none runs, 4 while it is starting."""
     settings = read_settings_or_exit(RunningSettings)
-    state = read_state(settings.home)
-    if state is None or live_process(state.supervisor_pid, state.supervisor_created_s) is None:
+    state = running_system(settings.home)
+    if state is None:
         typer.echo(f"Nothing runs in {settings.home}.")
         raise SystemExit(3)
-    from rich.console import Console  # noqa: PLC0415 - slow to import, and only a table needs it
+    from infra.command.terminal import output  # noqa: PLC0415 - slow to import, and only a table needs it
 
-    Console().print(_table(state))
+    output().print(_table(state))
     typer.echo(f"Kafka {state.kafka}; " + ", ".join(state.urls))
     if not state.ready:
         typer.echo("Starting.")

@@ -18,6 +18,7 @@ from infra.capacity.laws import Law, failed, judge
 from infra.capacity.report import page
 from infra.capacity.scenario import PATTERNS, Scenario, scenario_policy
 from infra.capacity.simulation import Outcome, Simulation
+from infra.command.terminal import output
 from infra.policy_checks import PolicyError
 
 
@@ -82,7 +83,7 @@ def simulate(
     except (UnknownFault, PolicyError, OSError) as error:
         typer.echo(f"turnlog: {error}", err=True)
         raise SystemExit(2) from None
-    console = Console(highlight=False, soft_wrap=True)
+    console = output()
     outcome = _run(scenario)
     laws = judge(outcome)
     show(console, outcome, laws)

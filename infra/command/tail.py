@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Final, assert_never
 
 import typer
 from aiokafka.errors import KafkaError
 
+from infra.command.addresses import ClusterSettings
 from infra.log.epoch import topic_epoch
 from infra.log.records import BadRecord, LogRecord
 from infra.log.span_reader import SpanFailed, SpanReader
 from infra.log.tail import OffsetsGone, Tail
-from infra.settings import kafka_bootstrap, read_settings_or_exit
+from infra.settings import read_settings_or_exit
 from infra.verify.verdicts import why_ignored
 from schemas.events.tokens import (
     AttemptStarted,
@@ -43,33 +43,24 @@ class NoRun(Exception):
     """There is nothing to follow. The message is one line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailSettings:
-    """Which cluster."""
-
-    kafka: str
-    kafka_port: int
-
-
 def tail(
     run_id: Annotated[str, typer.Argument(help="run_…")],
     text: Annotated[bool, typer.Option("--text", help="Show the text of deltas.")] = False,
 ) -> None:
     """Print a run's events as they are accepted or ignored, and follow it until it has ended."""
-    settings = read_settings_or_exit(TailSettings)
+    settings = read_settings_or_exit(ClusterSettings)
     try:
         address = run_address(run_id)
     except BadId:
         typer.echo(f"turnlog: {run_id[:80]!r} is no run id", err=True)
         raise SystemExit(2) from None
-    bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
     try:
-        asyncio.run(_follow(bootstrap, run_id, address, text=text))
+        asyncio.run(_follow(settings.bootstrap, run_id, address, text=text))
     except (NoRun, SpanFailed, OffsetsGone) as error:
         typer.echo(f"turnlog: {error}", err=True)
         raise SystemExit(1) from None
     except (KafkaError, TimeoutError):
-        typer.echo(f"turnlog: the Kafka cluster at {bootstrap} does not answer", err=True)
+        typer.echo(f"turnlog: the Kafka cluster at {settings.bootstrap} does not answer", err=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

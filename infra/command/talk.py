@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from edge.auth import mint_token
+from infra.command.addresses import edge_url
 from infra.command.edge_client import EdgeClient, EdgeRefusedError
 from infra.secrets import load_secrets
 from infra.settings import exit_with_usage_error, read_settings_or_exit
@@ -29,7 +30,12 @@ _QUIET_FINISH: Final = "stop"
 
 Account = Annotated[str, typer.Option(help="Who asks.")]
 TierOption = Annotated[Tier, typer.Option(help="The account's tier.")]
-Url = Annotated[str, typer.Option(help="The edge; empty: this machine's, at TURNLOG_PORT.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        help="The edge; empty: the one at TURNLOG_PORT, else of the system that runs in TURNLOG_HOME."
+    ),
+]
 System = Annotated[str, typer.Option(help="The chat's system prompt.")]
 Flex = Annotated[bool, typer.Option(help="It can wait: answered where nobody else waits.")]
 MaxTokens = Annotated[int, typer.Option(help="Longest answer in tokens; 0: the tier's limit.")]
@@ -244,7 +250,7 @@ def _with_client(run: Any, *, account: str, tier: Tier, url: str) -> None:
         )
     except ValueError as error:  # Damaged secrets too.
         exit_with_usage_error(str(error))
-    target = url or f"http://127.0.0.1:{settings.port}"
+    target = url or edge_url(settings.home, port=settings.port)
 
     async def talk() -> None:
         interrupts = Interrupts()

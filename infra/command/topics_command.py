@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from infra.command.addresses import ClusterSettings
+from infra.command.terminal import output
 from infra.command.topics import (
     Difference,
     PlanRefused,
@@ -17,7 +18,7 @@ from infra.command.topics import (
     apply_topics,
     plan_topics,
 )
-from infra.settings import USAGE_ERROR_EXIT, kafka_bootstrap, read_settings_or_exit
+from infra.settings import USAGE_ERROR_EXIT, read_settings_or_exit
 from schemas.topics import Cleanup, all_topics
 
 topics = typer.Typer(
@@ -26,18 +27,11 @@ topics = typer.Typer(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSettings:
-    """Which cluster, and how many partitions new topics get."""
+class TopicSettings(ClusterSettings):
+    """And how many partitions new topics get."""
 
-    kafka: str
-    kafka_port: int
     partitions: int
     models: tuple[str, ...]
-
-    @property
-    def bootstrap(self) -> str:
-        """Where to connect."""
-        return kafka_bootstrap(kafka=self.kafka, kafka_port=self.kafka_port)
 
 
 @topics.command()
@@ -86,7 +80,7 @@ def list_topics() -> None:
             ", ".join(topic.writers),
             ", ".join(topic.readers),
         )
-    Console().print(table)
+    output().print(table)
 
 
 def _fail(error: TopicPlanError) -> NoReturn:

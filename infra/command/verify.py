@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from infra.command.addresses import ClusterSettings
+from infra.command.terminal import output
 from infra.history import HistoryUnavailable
 from infra.history.sqlite import HISTORY_FILE
 from infra.log.span_reader import SpanFailed
 from infra.log.tail import OffsetsGone
-from infra.settings import kafka_bootstrap, read_settings_or_exit
+from infra.settings import read_settings_or_exit
 from infra.verify.findings import GRACE_MS, Findings, Violation
 from infra.verify.reading import NoTopics, RecordedSystem
 
@@ -45,15 +45,6 @@ _ALWAYS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
-    """Which cluster, and where its history is."""
-
-    home: Path
-    kafka: str
-    kafka_port: int
-
-
 def verify(
     settle_s: Annotated[
         float,
@@ -71,7 +62,7 @@ def verify(
     ] = GRACE_MS / 1_000,
 ) -> None:
     """Read all topics from the start and check I1 to I7, I11, I12 and I14; exit 1 on a violation."""
-    settings = read_settings_or_exit(VerifySettings)
+    settings = read_settings_or_exit(ClusterSettings)
     try:
         findings = asyncio.run(_audit(settings, int(settle_s * 1000), int(grace_s * 1000)))
     except* (NoTopics, SpanFailed, OffsetsGone, HistoryUnavailable) as failed:
@@ -85,16 +76,15 @@ def verify(
         raise SystemExit(1)
 
 
-async def _audit(settings: VerifySettings, settle_ms: int, grace_ms: int) -> Findings:
-    bootstrap = kafka_bootstrap(kafka=settings.kafka, kafka_port=settings.kafka_port)
+async def _audit(settings: ClusterSettings, settle_ms: int, grace_ms: int) -> Findings:
     history = settings.home / HISTORY_FILE
-    async with RecordedSystem(bootstrap, history=history, grace_ms=grace_ms) as system:
+    async with RecordedSystem(settings.bootstrap, history=history, grace_ms=grace_ms) as system:
         return await system.settle(settle_ms)
 
 
 def show(findings: Findings) -> None:
     """Counts, what is under way, violations, and the verdict on the last line."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = output()
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, number in _lines(findings.counts):
         table.add_row(name, f"{number:,}")

@@ -141,6 +141,14 @@ def read_state(home: Path) -> SystemState | None:
         return None
 
 
+def running_system(home: Path) -> SystemState | None:
+    """The state of the system that runs in this home; None where none does, or none that has started a part."""
+    state = read_state(home)
+    if state is None or live_process(state.supervisor_pid, state.supervisor_created_s) is None:
+        return None
+    return state
+
+
 def forget_state(home: Path) -> None:
     """Remove the state file: nothing runs any more."""
     (home / STATE_NAME).unlink(missing_ok=True)
