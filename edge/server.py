@@ -79,7 +79,11 @@ class EdgeSettings:
 
 
 class EdgeServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own: this process decides when it ends."""
+    """uvicorn without signal handlers of its own: this process decides when it ends. `listening` is set when it does."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -89,7 +93,16 @@ class EdgeServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and only then say so."""
         await super().startup(sockets=sockets)
-        announce_ready()
+        self.listening.set()
+
+
+async def say_ready(listening: asyncio.Event, accounts: Accounts) -> None:
+    """Tell the supervisor that every route works. On a new log admission has to have said the limits first."""
+    await listening.wait()
+    if accounts.limits is None:
+        log.info("listening; the limits are not known yet")
+    await accounts.limits_known.wait()
+    announce_ready()
 
 
 def bind(port: int) -> socket.socket:
@@ -246,10 +259,14 @@ async def serve(settings: EdgeSettings) -> None:
         # Models and modules live as long as the process: no collection needs to look at them again.
         gc.collect()
         gc.freeze()
-        draining = group.create_task(drain())
+        tasks = [
+            group.create_task(drain()),
+            group.create_task(say_ready(server.listening, edge.accounts)),
+        ]
         listening.listen(BACKLOG)
         await server.serve(sockets=[listening])
-        draining.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ outcome depends on it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -190,6 +191,8 @@ class Accounts:
         self._rows: OrderedDict[str, AccountSnapshot] = OrderedDict()
         self._limits: LimitsChanged | None = None
         self._limits_ms = -1
+        self.limits_known = asyncio.Event()
+        """Set once admission has said any limits."""
 
     def note(self, event: Event, appended_ms: int) -> None:
         """Take a row; rows of other kinds are none of our business."""
@@ -205,6 +208,7 @@ class Accounts:
                 # Each partition has a row with the same newest version: the one written last is the newest policy.
                 if event.versions and appended_ms >= self._limits_ms:
                     self._limits, self._limits_ms = event.versions[-1].limits, appended_ms
+                    self.limits_known.set()
             case _:
                 pass
 
