@@ -29,7 +29,6 @@ START_DEADLINE_S: Final = 120.0
 FAILED_EXIT: Final = 1
 READY_POLL_S: Final = 0.02
 DEATHS_KEPT_MAX: Final = 10_001
-LOG_BYTES_MAX: Final = 8 * 1024 * 1024
 LOG_TAIL_BYTES: Final = 16_384
 _TETHER: Final = Path(__file__).with_name("tether.py")
 
@@ -193,8 +192,6 @@ class Part:
         plan.ready_file.parent.mkdir(parents=True, exist_ok=True)
         plan.ready_file.unlink(missing_ok=True)
         plan.log.parent.mkdir(parents=True, exist_ok=True)
-        if plan.log.exists() and plan.log.stat().st_size > LOG_BYTES_MAX:
-            plan.log.replace(plan.log.with_name(plan.log.name + ".1"))
         environ = {**os.environ, **plan.environ, READY_FILE_VARIABLE: str(plan.ready_file)}
         with plan.log.open("ab") as log:
             return await asyncio.create_subprocess_exec(

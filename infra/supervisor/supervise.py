@@ -22,6 +22,7 @@ from infra.supervisor.home import (
     write_state,
 )
 from infra.supervisor.part import FAILED_EXIT, Part, PartNews, PartPlan, Phase
+from infra.supervisor.part_log import LOOK_EVERY_S, turn_over
 from infra.supervisor.restarts import USAGE_ERROR_EXIT
 
 # Seconds after the stop was asked by which each phase is gone, edges first, the broker last.
@@ -75,6 +76,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._bound_logs(), name="logs")
                 try:
                     await self._start(group)
                     await self._stop.wait()
@@ -149,6 +151,16 @@ class Supervisor:
                 for part in parts:
                     group.create_task(part.stop(deadline_s=deadline_s))
         say(f"{'all':<{NAME_WIDTH}} stopped in {time.monotonic() - asked:.1f} s")
+
+    async def _bound_logs(self) -> None:
+        """Until the stop."""
+        while not self._stop.is_set():
+            for part in self._parts:
+                # A full disk must not end the system; what cannot be written does not make a log longer either.
+                with suppress(OSError):
+                    await asyncio.to_thread(turn_over, part.plan.log)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), LOOK_EVERY_S)
 
     def _fail(self, reason: str, exit_code: int) -> None:
         """The first reason counts; what follows it is mostly its consequence."""
