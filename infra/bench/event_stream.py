@@ -55,13 +55,7 @@ async def request(
     headers: str = "",
 ) -> Answer:
     """Send one request and read the response's head. Close it by reading or dropping `frames`."""
-    async with asyncio.timeout(CONNECT_WAIT_S):
-        reader, writer = await asyncio.open_connection(host, port, limit=LIMIT_BYTES)
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-    )
-    writer.write(head.encode() + body)
+    reader, writer = await _sent(host, port, method, path, token=token, body=body, headers=headers)
     async with asyncio.timeout(IDLE_WAIT_S):
         raw = await reader.readuntil(b"\r\n\r\n")
     status_line, *lines = raw.decode("latin-1").split("\r\n")
@@ -73,17 +67,27 @@ async def request(
     )
 
 
-async def get_json(
-    host: str, port: int, method: str, path: str, *, token: str, body: bytes = b""
-) -> Any:
-    """One small JSON request on a connection of its own. Raises BadAnswerError for an error status."""
+async def _sent(
+    host: str, port: int, method: str, path: str, *, token: str, body: bytes, headers: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A new connection on which this request was sent. `headers` are whole lines."""
     async with asyncio.timeout(CONNECT_WAIT_S):
         reader, writer = await asyncio.open_connection(host, port, limit=LIMIT_BYTES)
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     )
     writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def get_json(
+    host: str, port: int, method: str, path: str, *, token: str, body: bytes = b""
+) -> Any:
+    """One small JSON request on a connection of its own. Raises BadAnswerError for an error status."""
+    reader, writer = await _sent(
+        host, port, method, path, token=token, body=body, headers="Connection: close\r\n"
+    )
     async with asyncio.timeout(IDLE_WAIT_S):
         raw = await reader.read(-1)
     writer.close()

@@ -17,10 +17,10 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 
 from infra.log.records import RawRecord
+from infra.log.stopping import stop_consumer
 from schemas.topics import Topic
 
 START_WAIT_MS_MAX: Final = 30_000
-STOP_WAIT_MS_MAX: Final = 3_000
 COMMIT_WAIT_MS_MAX: Final = 5_000
 POLL_WAIT_MS: Final = 200
 # A broker that has just started may not know its topics yet: a group that forms at that moment gets an empty assignment, and keeps
@@ -91,11 +91,7 @@ class GroupReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        try:
-            async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
-                await self._consumer.stop()
-        except TimeoutError:
-            pass
+        await stop_consumer(self._consumer)
 
     async def read(self, *, wait_ms: int = POLL_WAIT_MS) -> list[Batch]:
         """What is there, or an empty list after `wait_ms`. Raises KafkaError where the group cannot be joined."""

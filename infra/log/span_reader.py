@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from infra.log.records import BadRecord, LogRecord, read_record
+from infra.log.stopping import stop_consumer
 from infra.log.tail import OffsetsGone
 from schemas.topics import Topic
 
@@ -25,7 +26,6 @@ SPAN_WAIT_MS_MAX: Final = 30_000
 READERS_MAX: Final = 4
 PLACE_WAIT_MS_MAX: Final = 30_000
 START_WAIT_MS_MAX: Final = 30_000
-STOP_WAIT_MS_MAX: Final = 3_000
 
 
 class SpanFailed(Exception):
@@ -69,7 +69,7 @@ class SpanReader:
 
     async def __aexit__(self, *_: object) -> None:
         for consumer in self._built:
-            await _stop(consumer)
+            await stop_consumer(consumer)
 
     async def _build(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
@@ -85,7 +85,7 @@ class SpanReader:
             async with asyncio.timeout(START_WAIT_MS_MAX / 1000):
                 await consumer.start()
         except BaseException:
-            await _stop(consumer)
+            await stop_consumer(consumer)
             raise
         self._built.append(consumer)
         return consumer
@@ -182,11 +182,3 @@ class SpanReader:
             raise OffsetsGone(f"{source.topic}/{source.partition}") from error
         except (KafkaError, TimeoutError) as error:
             raise SpanFailed(f"{source.topic}/{source.partition}") from error
-
-
-async def _stop(consumer: AIOKafkaConsumer) -> None:
-    try:
-        async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
-            await consumer.stop()
-    except TimeoutError:
-        pass

@@ -14,10 +14,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
 from infra.log.records import BadRecord, LogRecord, read_record
+from infra.log.stopping import stop_consumer
 from schemas.topics import Topic
 
 START_WAIT_MS_MAX: Final = 30_000
-STOP_WAIT_MS_MAX: Final = 3_000
 POLL_WAIT_MS: Final = 500
 BATCH_RECORDS_MAX: Final = 2_000
 
@@ -54,11 +54,7 @@ class Tail:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        try:
-            async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
-                await self._consumer.stop()
-        except TimeoutError:
-            pass
+        await stop_consumer(self._consumer)
 
     async def read(self, *, wait_ms: int = POLL_WAIT_MS) -> list[LogRecord | BadRecord]:
         """The next records, or an empty list after `wait_ms`. Raises OffsetsGone."""

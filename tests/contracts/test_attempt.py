@@ -13,10 +13,11 @@ from producers.log_writer import Appended, LogWriter
 from schemas.events import Event
 from schemas.events.accounts import Sampling
 from schemas.events.generations import GenerationRequested
-from schemas.events.tokens import RunCancelled, RunQueued
+from schemas.events.tokens import RunCancelled
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
 from schemas.topics import Topic
 from schemas.vocabulary import CancelReason, Lane, Tier
+from tests.run_samples import queued
 
 WINDOW = 100
 RUN_ID = mint_run_id(
@@ -25,20 +26,7 @@ RUN_ID = mint_run_id(
     address=RunAddress(epoch=1, partition=0, mint_offset=0),
     random=bytes(RANDOM_BYTES),
 )
-QUEUED = RunQueued(
-    run_id=RUN_ID,
-    account_id="a",
-    chat_id="c",
-    user_message_id="u",
-    assistant_message_id="m",
-    parent_id=None,
-    tier=Tier.PLUS,
-    lane=Lane.PLUS,
-    model="m",
-    input_budget_tokens=WINDOW,
-    granted_output_tokens=5,
-    deadline_ms=1_000,
-)
+QUEUED = queued(RUN_ID, input_budget_tokens=WINDOW, granted_output_tokens=5)
 
 
 class SlowLog(LogWriter):

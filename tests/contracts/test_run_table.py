@@ -17,11 +17,11 @@ from schemas.events.tokens import (
     RunCancelled,
     RunEnded,
     RunEvent,
-    RunQueued,
     TokensGenerated,
 )
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id, run_address
-from schemas.vocabulary import CancelReason, EndCause, EndWriter, Lane, Tier
+from schemas.vocabulary import CancelReason, EndCause, EndWriter
+from tests.run_samples import queued
 
 EPOCH = 7
 
@@ -38,22 +38,7 @@ def course(name: str, deltas: int, *, end: str) -> list[RunEvent]:
     events: list[RunEvent] = []
     if end == "cancelled first":
         events.append(RunCancelled(run_id=name, reason=CancelReason.USER))
-    events.append(
-        RunQueued(
-            run_id=name,
-            account_id="a",
-            chat_id="c",
-            user_message_id="u",
-            assistant_message_id=f"m-{name}",
-            parent_id=None,
-            tier=Tier.PLUS,
-            lane=Lane.PLUS,
-            model="m",
-            input_budget_tokens=1,
-            granted_output_tokens=1,
-            deadline_ms=1,
-        )
-    )
+    events.append(queued(name, assistant_message_id=f"m-{name}"))
     events.append(AttemptStarted(run_id=name, attempt=1, nonce="n", worker_id="w", input_tokens=1))
     events += [
         TokensGenerated(run_id=name, nonce="n", index=index, count=1, text=f"<{index}>")

@@ -24,9 +24,10 @@ from edge.server import EdgeServer
 from edge.streams import Streams
 from infra.log.records import LogRecord
 from schemas.codec import Envelope
-from schemas.events.tokens import AttemptStarted, RunEnded, RunEvent, RunQueued, TokensGenerated
+from schemas.events.tokens import AttemptStarted, RunEnded, RunEvent, TokensGenerated
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
-from schemas.vocabulary import EndCause, EndWriter, Lane, Tier
+from schemas.vocabulary import EndCause, EndWriter
+from tests.run_samples import queued
 
 RUN = mint_run_id(
     key=b"k",
@@ -60,20 +61,7 @@ class Stage:
 
     def begin(self) -> None:
         self.tell(
-            RunQueued(
-                run_id=RUN,
-                account_id="a",
-                chat_id="c",
-                user_message_id="u",
-                assistant_message_id="m",
-                parent_id=None,
-                tier=Tier.PLUS,
-                lane=Lane.PLUS,
-                model="m",
-                input_budget_tokens=1,
-                granted_output_tokens=1,
-                deadline_ms=1,
-            ),
+            queued(RUN),
             AttemptStarted(run_id=RUN, attempt=1, nonce="n", worker_id="w", input_tokens=1),
         )
 

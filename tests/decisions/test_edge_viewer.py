@@ -35,7 +35,6 @@ from schemas.events.tokens import (
     RunCancelled,
     RunEnded,
     RunEvent,
-    RunQueued,
     TokensGenerated,
 )
 from schemas.vocabulary import (
@@ -43,27 +42,13 @@ from schemas.vocabulary import (
     EndCause,
     EndWriter,
     FinishReason,
-    Lane,
     RefusalReason,
     RunStatus,
-    Tier,
 )
+from tests.run_samples import queued
 
 RUN = "run_a"
-QUEUED = RunQueued(
-    run_id=RUN,
-    account_id="a",
-    chat_id="chat_a",
-    user_message_id="msg_u",
-    assistant_message_id="msg_a",
-    parent_id=None,
-    tier=Tier.PLUS,
-    lane=Lane.PLUS,
-    model="m",
-    input_budget_tokens=10,
-    granted_output_tokens=10,
-    deadline_ms=1000,
-)
+QUEUED = queued(RUN, chat_id="chat_a", user_message_id="msg_u", assistant_message_id="msg_a")
 
 
 def started(attempt: int) -> AttemptStarted:

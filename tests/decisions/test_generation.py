@@ -30,28 +30,15 @@ from schemas.events.tokens import (
     RunCancelled,
     RunEnded,
     RunEvent,
-    RunQueued,
     TokensGenerated,
 )
 from schemas.run_fold import NEW_RUN, RunState, fold
-from schemas.vocabulary import CancelReason, EndCause, EndWriter, Lane, Tier
+from schemas.vocabulary import CancelReason, EndCause, EndWriter
+from tests.run_samples import queued
 
 RUN = "run_x"
 GRANT = 12
-QUEUED = RunQueued(
-    run_id=RUN,
-    account_id="a",
-    chat_id="c",
-    user_message_id="u",
-    assistant_message_id="m",
-    parent_id=None,
-    tier=Tier.FREE,
-    lane=Lane.FREE,
-    model="model",
-    input_budget_tokens=100,
-    granted_output_tokens=GRANT,
-    deadline_ms=1_000,
-)
+QUEUED = queued(RUN, granted_output_tokens=GRANT)
 
 
 def started(generation: Generation) -> AttemptStarted:

@@ -15,7 +15,6 @@ from schemas.events.tokens import (
     RunCancelled,
     RunEnded,
     RunEvent,
-    RunQueued,
     RunRedirected,
     TokensGenerated,
 )
@@ -25,27 +24,13 @@ from schemas.vocabulary import (
     EndCause,
     EndWriter,
     FinishReason,
-    Lane,
     RefusalReason,
     RunStatus,
-    Tier,
 )
+from tests.run_samples import queued
 
 RUN = "run_x"
-QUEUED = RunQueued(
-    run_id=RUN,
-    account_id="a",
-    chat_id="c",
-    user_message_id="u",
-    assistant_message_id="m",
-    parent_id=None,
-    tier=Tier.FREE,
-    lane=Lane.FREE,
-    model="model",
-    input_budget_tokens=100,
-    granted_output_tokens=100,
-    deadline_ms=1_000,
-)
+QUEUED = queued(RUN)
 DEADLINE = RunEnded(run_id=RUN, cause=EndCause.DEADLINE, writer=EndWriter.RECORDER)
 CONTEXT_ERROR = RunEnded(run_id=RUN, cause=EndCause.ERROR, writer=EndWriter.CONTEXT)
 REFUSED = RunEnded(

@@ -18,10 +18,10 @@ from tests.decisions.test_worker_books import (
     QUEUE,
     attempt,
     cancelled,
-    queued,
     request,
     run_id,
 )
+from tests.run_samples import queued
 
 RUN = run_id(0, 1)
 LOST_MS = 1_000

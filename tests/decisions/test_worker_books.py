@@ -21,11 +21,11 @@ from schemas.events.tokens import (
     RunCancelled,
     RunEnded,
     RunEvent,
-    RunQueued,
     TokensGenerated,
 )
 from schemas.ids import RunAddress, mint_run_id
 from schemas.vocabulary import CancelReason, EndCause, EndWriter, Lane, Tier
+from tests.run_samples import queued
 
 PARTITION = 3
 
@@ -36,23 +36,6 @@ def run_id(mint_offset: int, number: int) -> str:
         account_id="a",
         address=RunAddress(epoch=1, partition=PARTITION, mint_offset=mint_offset),
         random=number.to_bytes(10, "big"),
-    )
-
-
-def queued(run: str) -> RunQueued:
-    return RunQueued(
-        run_id=run,
-        account_id="a",
-        chat_id="c",
-        user_message_id="u",
-        assistant_message_id="m",
-        parent_id=None,
-        tier=Tier.FREE,
-        lane=Lane.FREE,
-        model="model",
-        input_budget_tokens=100,
-        granted_output_tokens=100,
-        deadline_ms=1_000,
     )
 
 
