@@ -118,6 +118,12 @@ class Attempt:
         """Where the attempt stands."""
         return self._generation
 
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether a record of an attempt that was begun, with the engine or on the log, is not acknowledged yet."""
+        begun = self._stream is not None or self._started
+        return begun and any(sent.acked_ms is None for sent in self._generation.awaiting)
+
     def seen(self, followed: Followed) -> None:
         """A record of the run came by on the tail."""
         if self._generation.phase is Phase.FENCING:

@@ -76,6 +76,11 @@ class Desk:
         """Slots held, those included that the engine has not confirmed free."""
         return len(self._active)
 
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether an attempt that the engine had a part in has a record on its way to the log."""
+        return any(attempt.unacknowledged for attempt in self._active.values())
+
     def share(self, shares: Mapping[Lane, LaneLimits]) -> None:
         """The policy has other weights, floors and look-aheads."""
         self._waiting.lanes.change_shares(shares)

@@ -17,7 +17,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -49,8 +49,10 @@ from schemas.topics import WORKERS
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
+LATE_TICKS_MAX: Final = 8
 LAST_COMMIT_WAIT_S_MAX: Final = 0.5
-LAST_SENDS_WAIT_S: Final = 0.1
+LAST_SENDS_WAIT_S_MAX: Final = 5.0
+LAST_SENDS_POLL_S: Final = 0.02
 LAST_REPORT_WAIT_S_MAX: Final = 0.2
 FREED_LOGGED_EVERY_REPORTS: Final = 60
 
@@ -142,8 +144,6 @@ class Worker:
         spans: SpanReader,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        # First of all: an engine that is gone takes the process along, whatever else goes on.
-        tasks.create_task(self._watch_engine())
         defect: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_defect(error: BaseException) -> None:
@@ -158,6 +158,8 @@ class Worker:
             now_ms=_now_ms,
             on_defect=on_defect,
         )
+        # First of all: an engine that is gone takes the process along, whatever else goes on.
+        tasks.create_task(self._watch_engine(desk))
         intake = Intake(
             bootstrap=self._bootstrap,
             client_id=self._worker_id,
@@ -174,7 +176,7 @@ class Worker:
             self._started = True
             tasks.create_task(_first_failure(defect, intake.membership.failure))
             intake.start()
-            tasks.create_task(_tick(desk))
+            tasks.create_task(keep_ticking(desk.tick, _now_ms))
             tasks.create_task(self._report(desk, log))
             tasks.create_task(self._announce(intake))
             tasks.create_task(
@@ -206,11 +208,15 @@ class Worker:
                 await self._append_report(desk, log, ordinal=0, draining=True)
         logger.info("slot_freed_delays %s", desk.freed_delays)
 
-    async def _watch_engine(self) -> NoReturn:
+    async def _watch_engine(self, desk: Desk) -> NoReturn:
         health = await self._engine.wait_failed()
         logger.error("engine_failed health=%s", health)
+        desk.stop()
         # What was sent gets onto the log, so that an attempt which killed its engine is counted (G7).
-        await asyncio.sleep(LAST_SENDS_WAIT_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SENDS_WAIT_S_MAX):
+                while desk.unacknowledged:  # noqa: ASYNC110 - nobody waits for it in the ordinary course of things
+                    await asyncio.sleep(LAST_SENDS_POLL_S)
         logging.shutdown()
         # At once: a stalled engine may hang every orderly way out, and others wait for its runs.
         os._exit(DEFECT_EXIT)
@@ -261,10 +267,16 @@ class Worker:
         )
 
 
-async def _tick(desk: Desk) -> NoReturn:
+async def keep_ticking(tick: Callable[[], None], now_ms: Callable[[], int]) -> NoReturn:
+    """Let time pass, every TICK_S, but for ticks that come late: at most LATE_TICKS_MAX of them in a row are left out."""
+    late = 0
     while True:
+        asked_ms = now_ms()
         await asyncio.sleep(TICK_S)
-        desk.tick()
+        # A process that stood still itself has heard nothing of the log meanwhile: it listens first, and judges at the next tick.
+        late = late + 1 if now_ms() - asked_ms > 2_000 * TICK_S else 0
+        if not 0 < late <= LATE_TICKS_MAX:
+            tick()
 
 
 async def _first_failure(*futures: asyncio.Future[None]) -> None:

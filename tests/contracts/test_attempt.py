@@ -8,12 +8,12 @@ from inference_workers.attempt import Attempt
 from inference_workers.decisions.generation import Phase
 from inference_workers.decisions.request_book import Queue, Request
 from inference_workers.decisions.run_book import NEW, Followed, follow
-from inference_workers.engine_scripted import ScriptedEngine, ScriptedSettings
+from inference_workers.engine_scripted import ScriptedEngine, ScriptedFaults, ScriptedSettings
 from producers.log_writer import Appended, LogWriter
 from schemas.events import Event
 from schemas.events.accounts import Sampling
 from schemas.events.generations import GenerationRequested
-from schemas.events.tokens import RunCancelled
+from schemas.events.tokens import AttemptStarted, RunCancelled
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
 from schemas.topics import Topic
 from schemas.vocabulary import CancelReason, Lane, Tier
@@ -37,6 +37,8 @@ class SlowLog(LogWriter):
         self.room = asyncio.Event()
         self.asked = asyncio.Event()
         self.sent: list[Event] = []
+        self.appending: asyncio.Queue[asyncio.Future[Appended]] = asyncio.Queue()
+        """Of each record that was sent; the test resolves it."""
 
     async def send(
         self,
@@ -52,7 +54,9 @@ class SlowLog(LogWriter):
         self.asked.set()
         await self.room.wait()
         self.sent.append(event)
-        return asyncio.get_running_loop().create_future()
+        appending: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appending.put_nowait(appending)
+        return appending
 
 
 def _request(prompt_tokens: int) -> Request:
@@ -99,3 +103,42 @@ async def test_a_cancel_that_comes_while_a_prompt_too_long_is_being_ended_is_the
         await making
     assert attempt.generation.phase is Phase.OVER
     assert len(log.sent) == 1, "the terminal was not sent"
+
+
+async def test_an_attempt_that_kills_its_engine_is_on_its_way_to_the_log_until_it_is_acknowledged() -> (
+    None
+):
+    """G7: it is to be counted, so the process waits for this before it ends."""
+    log = SlowLog()
+    run, _ = follow(NEW, QUEUED)
+    settings = ScriptedSettings(
+        model="m", slots=1, context_window=WINDOW, faults=ScriptedFaults(die_after_tokens=0)
+    )
+    async with ScriptedEngine(settings) as engine, asyncio.timeout(30):
+        attempt = Attempt(
+            request=_request(3),
+            run=run,
+            nonce="n",
+            worker_id="w",
+            engine=engine,
+            log=log,
+            now_ms=lambda: 0,
+            engine_failures=0,
+            on_defect=lambda error: None,
+        )
+        making = asyncio.create_task(attempt.run())
+        await engine.wait_failed()
+        await log.asked.wait()
+        assert attempt.unacknowledged, "it waits for room"
+        log.room.set()
+        appending = await log.appending.get()
+        assert attempt.unacknowledged, "it is sent"
+        appending.set_result(Appended(partition=0, offset=1, appended_ms=1))
+        told = asyncio.Event()
+        appending.add_done_callback(lambda _: told.set())  # Called after the attempt's own.
+        await told.wait()
+        acknowledged_in_time = not attempt.unacknowledged
+        making.cancel()
+        await asyncio.wait([making])
+    assert acknowledged_in_time
+    assert [type(event) for event in log.sent] == [AttemptStarted]
