@@ -18,7 +18,8 @@ from edge import (
     run_routes,
 )
 from edge.answers import problem_answer
-from edge.decisions.problems import INVALID, NOT_FOUND, SERVER, Problem, Refused
+from edge.catch_up import LogBehind
+from edge.decisions.problems import INVALID, NOT_FOUND, SERVER, Problem, Refused, log_behind
 from edge.rim import Rim
 from edge.state import SCOPE_KEY, EdgeState
 from infra.history import HistoryUnavailable
@@ -52,6 +53,7 @@ def build_app(edge: EdgeState) -> ASGIApp:
     handlers = {
         Refused: _refused,
         HistoryUnavailable: _store_failed,
+        LogBehind: _log_behind,
         HTTPException: _http_error,
     }
     # Not `Starlette`: its outermost layer answers a failure in a shape of its own before ours sees it.
@@ -82,6 +84,10 @@ async def _store_failed(request: Request, error: Exception) -> Response:
             headers={"retry-after": "1"},
         )
     )
+
+
+async def _log_behind(request: Request, error: Exception) -> Response:
+    return problem_answer(log_behind().problem)
 
 
 def _methods(path: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,10 +29,15 @@ RUNS_ASKED_MAX: Final = 256
 """Runs that are read back or wait for it, about two seconds' work: who asks for another one is refused, and comes back."""
 FIRST_RECORD_WAIT_S_MAX: Final = 1.0
 UP_TO_DATE_WAIT_S_MAX: Final = 1.0
+TAIL_WAIT_S_MAX: Final = 4.0
 
 
 class RunUnknown(LookupError):
     """Neither the log nor history has a record of this run."""
+
+
+class LogBehind(Exception):
+    """The log has more than this edge has read so far: it may not say yet what another has said already."""
 
 
 class CatchUpFull(Exception):
@@ -81,6 +86,9 @@ class CatchUp:
             except RunUnknown:
                 # Its topic may have been made anew, with other offsets: then history alone knows of it.
                 if (concluded := await self._concluded(run_id)) is None:
+                    held = self._runs.get(run_id)
+                    if held is not None and held.transcript.last_offset >= 0:
+                        return held  # Its first record came while history was asked.
                     raise
                 return PastRun(run=concluded)
         concluded = await self._concluded(run_id)
@@ -111,15 +119,22 @@ class CatchUp:
     async def bring_up_to_date(self, runs: Iterable[LiveRun]) -> None:
         """Read up to where the log ends now, for those of the runs that are open here: another edge may have shown their end (I15).
 
-        Waits UP_TO_DATE_WAIT_S_MAX; where the log does not answer, what is held has to do.
+        Where the log does not say in UP_TO_DATE_WAIT_S_MAX where it ends, what is held has to do. Raises LogBehind where this edge
+        does not get there in TAIL_WAIT_S_MAX.
         """
         partitions = sorted({r.address.partition for r in runs if not r.transcript.state.ended})
         if not partitions:
             return
-        with suppress(SpanFailed, TimeoutError):
+        try:
             async with asyncio.timeout(UP_TO_DATE_WAIT_S_MAX):
                 bounds = await self._reader.bounds(TOKENS, partitions)
+        except (SpanFailed, TimeoutError):
+            return
+        try:
+            async with asyncio.timeout(TAIL_WAIT_S_MAX):
                 await self._runs.reach({p: bounds[p].end for p in partitions})
+        except TimeoutError:
+            raise LogBehind from None
 
     @asynccontextmanager
     async def _turn(self, run_id: str) -> AsyncIterator[None]:

@@ -133,10 +133,14 @@ async def delete_chat(request: Request) -> Response:
 
 
 async def _open_runs(edge: EdgeState, chat: Chat) -> set[str]:
-    """The chat's runs that have not ended: those that this edge holds, and the newest one, which it may not have seen begin."""
+    """The chat's runs that have not ended: those that this edge holds, and the newest one, which it may not have seen begin.
+
+    Raises Refused (503) where the store does not yet have what was admitted before this edge's start.
+    """
+    leaf_id = await current_leaf(edge, chat)
     held = edge.runs.runs_of_chat(chat.chat_id)
     found = {run.run_id for run in held if run.transcript.state.open}
-    leaf = await edge.history.message(chat.current_leaf) if chat.current_leaf else None
+    leaf = await edge.history.message(leaf_id) if leaf_id else None
     if leaf is not None and leaf.role is Role.ASSISTANT and leaf.finish_reason is None:
         run = edge.runs.get(leaf.run_id)
         if run is None or not run.transcript.state.ended:

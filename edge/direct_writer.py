@@ -30,6 +30,8 @@ HEADER_BYTES_MAX: Final = 32_768
 HEADER_WAIT_S_MAX: Final = 10.0
 UNREAD_BYTES_MAX: Final = 8 * 1024 * 1024
 """How much of a body is still taken after its answer, so that the client comes to read it, before the connection is closed."""
+LINGER_S_MAX: Final = 2.0
+"""How long a client that was turned away is heard out."""
 NOTSENT_LOWAT_BYTES: Final = 16_384
 """Without it the kernel takes megabytes for a viewer that does not read, before anybody notices."""
 USER_TIMEOUT_MS: Final = 14_000
@@ -218,6 +220,7 @@ class EdgeProtocol(HttpToolsProtocol):
     _unread_bytes = 0
     _in_headers = True
     _turned_away = False
+    _linger_timer: asyncio.TimerHandle | None = None
     _header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -226,18 +229,24 @@ class EdgeProtocol(HttpToolsProtocol):
         _set_option(transport, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
         if len(self.connections) > CONNECTIONS_MAX:
             self._turn_away(503, SERVER, "overloaded", "This server has too many connections.")
+            self.transport.close()  # And nobody is heard out.
             return
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the writer."""
         self._stop_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         if self.writer is not None:
             self.writer.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse, within the bounds of a request's head."""
+        if self._turned_away:
+            self._unread(len(data))
+            return
         if self._in_headers:
             self._header_bytes += len(data)
         super().data_received(data)
@@ -277,9 +286,7 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         super().on_body(body)
         if self.cycle.response_complete:
-            self._unread_bytes += len(body)
-            if self._unread_bytes > UNREAD_BYTES_MAX:
-                self.transport.close()
+            self._unread(len(body))
 
     def on_message_complete(self) -> None:
         """A request is complete; the next head may follow."""
@@ -326,7 +333,10 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _turn_away(self, status: int, kind: str, code: str, message: str) -> None:
         """Answer outside of the application, in the one error shape, and close; silently where a response is under way."""
+        if self._turned_away:
+            return
         self._turned_away = True
+        self._stop_timer()
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             problem = Problem(status=status, type=kind, code=code, message=message)
@@ -336,7 +346,19 @@ class EdgeProtocol(HttpToolsProtocol):
                 b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
                 % (status, len(body), secrets.token_hex(12).encode(), body)
             )
-        self.transport.close()
+            # A client that still sends would lose the answer if the connection were closed over what it sent: it is heard out first.
+            self._unread_bytes = 0
+            self._linger_timer = self.loop.call_later(LINGER_S_MAX, self.transport.close)
+            with contextlib.suppress(OSError):  # It is gone already.
+                self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _unread(self, size: int) -> None:
+        """What comes after the answer is thrown away, within bounds."""
+        self._unread_bytes += size
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            self.transport.close()
 
 
 def opener_of(scope: Scope) -> DirectOpener | None:

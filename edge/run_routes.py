@@ -12,7 +12,7 @@ from starlette.responses import Response
 from edge.answers import json_answer
 from edge.auth import Caller
 from edge.catch_up import FIRST_RECORD_WAIT_S_MAX, CatchUpFull, PastRun, RunUnknown
-from edge.decisions.problems import Refused, invalid, not_found, unavailable
+from edge.decisions.problems import Refused, invalid, log_behind, not_found, unavailable
 from edge.decisions.token_cursor import (
     START,
     BadCursor,
@@ -244,4 +244,4 @@ async def _never_reached(edge: EdgeState, run: LiveRun, cursor: int, given_as: s
         end = offset + 1  # Nobody knows.
     if offset >= end:
         return _bad_cursor(given_as)
-    return unavailable("This server has not read so far yet; come back.", code="log_behind")
+    return log_behind()

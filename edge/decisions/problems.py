@@ -112,6 +112,11 @@ def unavailable(
     )
 
 
+def log_behind() -> Refused:
+    """503: the log may have more for this client than this edge has read so far."""
+    return unavailable("This server has not read so far yet; come back.", code="log_behind")
+
+
 DRAINING: Final = Problem(
     status=503,
     type=SERVER,

@@ -1,4 +1,7 @@
-"""Reading runs back is bounded: a broker that does not answer, or everybody who comes back at once, cannot pile up waiters."""
+"""Reading runs back is bounded: a broker that does not answer, or everybody who comes back at once, cannot pile up waiters.
+
+And what comes by on the tail while something else is waited for is not missed.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from edge.catch_up import RUNS_ASKED_MAX, CatchUp, CatchUpFull
-from edge.runs import RunTable
-from infra.history.sqlite import open_history
-from infra.log.span_reader import SpanReader
+from edge.catch_up import RUNS_ASKED_MAX, CatchUp, CatchUpFull, LogBehind, RunUnknown
+from edge.runs import LiveRun, RunTable
+from infra.history import Run
+from infra.history.sqlite import SqliteHistory, open_history
+from infra.log.records import LogRecord
+from infra.log.span_reader import Bounds, SpanReader
+from schemas.codec import Envelope
+from schemas.events.tokens import RunCancelled
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
+from schemas.topics import Topic
+from schemas.vocabulary import CancelReason
 from tests.contracts.test_span_reader import mute_broker
 
 DEADLINE_S = 60.0
@@ -52,3 +61,68 @@ async def test_more_runs_than_can_be_read_back_soon_are_refused_and_the_same_run
         with pytest.raises(TimeoutError):  # There is room again: it waits for the broker.
             async with asyncio.timeout(0.2):
                 await catch_up.find(_run_id(RUNS_ASKED_MAX + 1))
+
+
+def _first_record(run_id: str) -> LogRecord:
+    event = RunCancelled(run_id=run_id, reason=CancelReason.USER)
+    envelope = Envelope(event=event, event_id="e", cause_id="", trace="")
+    return LogRecord(0, 10, 1_000, envelope)
+
+
+def _fresh_run_id() -> str:
+    """A run that this edge sees from its beginning."""
+    address = RunAddress(epoch=EPOCH, partition=0, mint_offset=10)
+    return mint_run_id(key=b"k", account_id="a", address=address, random=bytes(RANDOM_BYTES))
+
+
+class SlowHistory(SqliteHistory):
+    """While it is asked for a run, the run's first record comes by on the tail."""
+
+    runs: RunTable
+
+    async def run(self, run_id: str) -> Run | None:
+        found = await super().run(run_id)
+        self.runs.apply([_first_record(run_id)])
+        return found
+
+
+class FarLog(SpanReader):
+    """A log that ends where this edge has not read so far."""
+
+    async def bounds(
+        self, topic: Topic, partitions: list[int], *, wait_ms_max: int | None = None
+    ) -> dict[int, Bounds]:
+        return {partition: Bounds(first=0, end=12) for partition in partitions}
+
+
+async def test_a_run_whose_first_record_comes_while_history_is_asked_is_found(
+    tmp_path: Path,
+) -> None:
+    await open_history(tmp_path / "history.db").close()
+    async with SlowHistory(tmp_path / "history.db") as history, asyncio.timeout(DEADLINE_S):
+        table = RunTable(epoch=EPOCH, starts={0: 10}, now=asyncio.get_running_loop().time)
+        history.runs = table
+        reader = SpanReader(bootstrap="127.0.0.1:1", client_id="test")
+        catch_up = CatchUp(runs=table, reader=reader, history=history)
+        run_id = _fresh_run_id()
+        found = await catch_up.find(run_id, wait_s=0)
+        assert isinstance(found, LiveRun)
+        assert found.run_id == run_id
+
+
+async def test_what_this_edge_has_not_read_so_far_is_not_told_as_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.catch_up.TAIL_WAIT_S_MAX", 0.05)
+    async with open_history(tmp_path / "history.db") as history, asyncio.timeout(DEADLINE_S):
+        table = RunTable(epoch=EPOCH, starts={0: 10}, now=asyncio.get_running_loop().time)
+        reader = FarLog(bootstrap="127.0.0.1:1", client_id="test")
+        catch_up = CatchUp(runs=table, reader=reader, history=history)
+        run = table.expect(_fresh_run_id())
+        with pytest.raises(LogBehind):
+            await catch_up.bring_up_to_date([run])
+        with pytest.raises(RunUnknown):
+            await catch_up.find(run.run_id, wait_s=0)
+        table.apply([_first_record(run.run_id)])
+        with pytest.raises(LogBehind):  # One record of two.
+            await catch_up.bring_up_to_date([run])
