@@ -28,6 +28,7 @@ from schemas.codec import Envelope
 from schemas.events import Event
 from schemas.events.accounts import PromptSubmitted
 from schemas.events.admissions import PromptAdmitted
+from schemas.events.chats import ChatCreated
 from schemas.events.outcomes import RunConcluded
 from schemas.events.tokens import (
     AttemptStarted,
@@ -43,10 +44,12 @@ from schemas.topics import ACCOUNTS, ADMISSIONS, CHATS, OUTCOMES, TOKENS, WORKER
 from schemas.vocabulary import EndCause, EndWriter, FinishReason, Lane, Tier
 from tests.integration.processes import end_process, start_module
 from tests.integration.running import free_ports
-from tests.integration.waiting import PATIENCE_S, eventually
+from tests.integration.waiting import ACK_WAIT_MS, PATIENCE_S, eventually, eventually_async
 
 MODEL: Final = "smollm2-135m"
 NONCE: Final = "nonce-1"
+LATE: Final = (b'"log_behind"', b"as many streams as it can serve in time")
+"""What an edge on a slow machine says of itself."""
 
 
 class EdgeProcess:
@@ -94,6 +97,22 @@ class EdgeProcess:
         end_process(self.process)
 
 
+class _ComingBack(httpx.AsyncHTTPTransport):
+    """Comes back where an edge says that it is late itself, as clients do: that tells of the machine, and not of what is tested."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async def answer() -> httpx.Response | None:
+            response = await super(_ComingBack, self).handle_async_request(request)
+            if response.status_code != 503:
+                return response
+            body = await response.aread()
+            if any(words in body for words in LATE):
+                return None
+            return httpx.Response(503, headers=response.headers, content=body)
+
+        return await eventually_async(answer, what="the edge is in time")
+
+
 class ScriptedPeer:
     """Speaks on the log as the other processes would, exactly as told."""
 
@@ -102,6 +121,10 @@ class ScriptedPeer:
         self.secrets = load_secrets(home)
         self.prompts: asyncio.Queue[PromptSubmitted] = asyncio.Queue()
         self.cancels: asyncio.Queue[RunCancelled] = asyncio.Queue()
+        """Also those of earlier tests' runs, which an edge gives up late."""
+        self.cancelled: dict[str, RunCancelled] = {}
+        """The first cancel of each run."""
+        self._another_cancel = asyncio.Event()
         self.auto: Callable[[PromptSubmitted], Any] | None = None
         """Called with each prompt; its coroutine is awaited in order."""
         self.projecting = asyncio.Event()
@@ -109,16 +132,19 @@ class ScriptedPeer:
         self.projecting.set()
         self._history = HistoryWriter(home / HISTORY_FILE)
         self._writing = asyncio.Lock()
+        self._reached: dict[tuple[str, int], int] = {}
+        self._chats: set[str] = set()
+        self._stored = asyncio.Event()
         self._serial = 0
 
     async def append(self, topic: Topic, event: Event) -> Appended:
         """Append with a fresh event id."""
         self._serial += 1
         event_id = derived_event_id(f"peer-{os.getpid()}-{time.monotonic_ns()}", str(self._serial))
-        return await self.writer.append(topic, event, event_id=event_id)
+        return await self.writer.append(topic, event, event_id=event_id, wait_ms_max=ACK_WAIT_MS)
 
     async def queue(self, prompt: PromptSubmitted, **changes: Any) -> Appended:
-        """Admit the prompt."""
+        """Admit the prompt; unless the projection is held back, the store has it when this returns."""
         admitted: dict[str, Any] = {
             "run_id": prompt.run_id,
             "account_id": prompt.account_id,
@@ -135,8 +161,24 @@ class ScriptedPeer:
         }
         queued = RunQueued(**{**admitted, **changes})
         appended = await self.append(TOKENS, queued)
-        await self.append(ADMISSIONS, PromptAdmitted(**admitted, content=prompt.content))
+        last = await self.append(ADMISSIONS, PromptAdmitted(**admitted, content=prompt.content))
+        if self.projecting.is_set():
+            at = (ADMISSIONS.name, last.partition)
+            await self._until(lambda: self._reached.get(at, 0) > last.offset)
         return appended
+
+    async def new_chat(self, client: httpx.AsyncClient, **fields: Any) -> str:
+        """A new chat's id; unless the projection is held back, the store has it, and so every edge, when this returns."""
+        chat_id = await new_chat(client, **fields)
+        if self.projecting.is_set():
+            await self._until(lambda: chat_id in self._chats)
+        return chat_id
+
+    async def _until(self, stored: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not stored():
+                self._stored.clear()
+                await self._stored.wait()
 
     async def refuse(self, prompt: PromptSubmitted, refusal: Refusal) -> Appended:
         """Refuse the prompt."""
@@ -229,7 +271,8 @@ class ScriptedPeer:
             end_offset=end_offset,
         )
         envelope = Envelope(event=concluded, event_id="past", cause_id="", trace="")
-        await asyncio.to_thread(self._history.apply, [LogRecord(0, 0, 1_000, envelope)], {})
+        async with self._writing:
+            await asyncio.to_thread(self._history.apply, [LogRecord(0, 0, 1_000, envelope)], {})
 
     async def answer(self, prompt: PromptSubmitted, pieces: list[str]) -> Appended:
         """The whole course: admitted, started, one delta a piece, stopped, concluded."""
@@ -245,6 +288,14 @@ class ScriptedPeer:
         """The next prompt that an edge has appended."""
         return await asyncio.wait_for(self.prompts.get(), PATIENCE_S)
 
+    async def cancel_of(self, run_id: str) -> RunCancelled:
+        """The run's first cancel, once there is one."""
+        async with asyncio.timeout(PATIENCE_S):
+            while run_id not in self.cancelled:
+                self._another_cancel.clear()
+                await self._another_cancel.wait()
+        return self.cancelled[run_id]
+
     def token(self, account: str, *, tier: Tier = Tier.PLUS, ttl_s: float = 3600) -> str:
         """A token of this system."""
         return mint_token(
@@ -257,7 +308,9 @@ class ScriptedPeer:
     def client(self, edge: EdgeProcess, account: str = "anna") -> httpx.AsyncClient:
         """An HTTP client of one account on one edge."""
         headers = {"authorization": f"Bearer {self.token(account)}"}
-        return httpx.AsyncClient(base_url=edge.url, headers=headers, timeout=PATIENCE_S)
+        return httpx.AsyncClient(
+            base_url=edge.url, headers=headers, timeout=PATIENCE_S, transport=_ComingBack()
+        )
 
     async def _read_prompts(self, tail: Tail) -> None:
         while True:
@@ -273,19 +326,23 @@ class ScriptedPeer:
             for record in await tail.read():
                 if isinstance(record, LogRecord) and isinstance(record.event, RunCancelled):
                     self.cancels.put_nowait(record.event)
+                    self.cancelled.setdefault(record.event.run_id, record.event)
+            self._another_cancel.set()
 
-    async def _project(self, topic: Topic, tail: Tail) -> None:
-        # What lies before this peer's start counts as projected.
+    async def _store(self, topic: Topic, records: list[LogRecord], tail: Tail) -> None:
         reached = {(topic.name, p): offset for p, offset in tail.positions.items()}
         async with self._writing:
-            await asyncio.to_thread(self._history.apply, [], reached)
+            await asyncio.to_thread(self._history.apply, records, reached)
+        self._reached.update(reached)
+        self._chats.update(r.event.chat_id for r in records if isinstance(r.event, ChatCreated))
+        self._stored.set()
+
+    async def _project(self, topic: Topic, tail: Tail) -> None:
         while True:
             records = [r for r in await tail.read(wait_ms=50) if isinstance(r, LogRecord)]
             await self.projecting.wait()
             if records:
-                reached = {(topic.name, p): offset for p, offset in tail.positions.items()}
-                async with self._writing:
-                    await asyncio.to_thread(self._history.apply, records, reached)
+                await self._store(topic, records, tail)
 
 
 @asynccontextmanager
@@ -313,6 +370,8 @@ async def scripted_peer(home: Path, bootstrap: str) -> AsyncIterator[ScriptedPee
             projected[2],
             asyncio.TaskGroup() as group,
         ):
+            for topic, tail in zip(topics[2:], projected, strict=True):
+                await peer._store(topic, [], tail)  # What lies before counts as projected.
             tasks = [
                 group.create_task(peer._read_prompts(accounts)),
                 group.create_task(peer._read_cancels(tokens)),
@@ -377,6 +436,34 @@ async def new_chat(client: httpx.AsyncClient, **fields: Any) -> str:
     response = await client.post("/v1/chats", json=fields)
     assert response.status_code == 201, response.text
     return str(response.json()["id"])
+
+
+async def metric(client: httpx.AsyncClient, name: str) -> float:
+    """What the client's edge has counted under this name, with its labels; 0 before it has any."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    found = (line.rpartition(" ") for line in lines)
+    return next((float(value) for key, _, value in found if key == name), 0.0)
+
+
+async def until_run(client: httpx.AsyncClient, path: str, **fields: Any) -> None:
+    """Wait until the client's edge says this of the run: another edge may have read further."""
+
+    async def said() -> bool:
+        found = (await client.get(path)).json()
+        return all(found.get(name) == value for name, value in fields.items())
+
+    await eventually_async(said, what=f"the run is told with {fields}")
+
+
+async def until_cancelled(client: httpx.AsyncClient, path: str) -> None:
+    """Repeat the cancel of the run until the client's edge has read that it is."""
+
+    async def cancelled() -> bool:
+        answer = await client.post(path + "/cancel")
+        assert answer.status_code == 202, answer.text
+        return bool(answer.json()["status"] == "cancelled")
+
+    await eventually_async(cancelled, what="the cancel is told")
 
 
 class OpenStream:

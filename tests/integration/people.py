@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
@@ -20,9 +20,6 @@ from tests.integration.running import RunningSystem
 from tests.integration.waiting import PATIENCE_S, eventually_async
 
 T = TypeVar("T")
-
-COME_BACK: Final = frozenset({"history_behind", "log_behind", "log_unavailable", "limits_unknown"})
-"""By these the edge says that it will know in a moment: after a start, and on a machine that is slow. What may be asked twice is."""
 
 
 @dataclass
@@ -83,23 +80,50 @@ class Person:
 
     async def ask_until_answered(self, content: str, **fields: Any) -> tuple[str, Reading]:
         """As `ask`, by a client that comes back with its idempotency key while the system is not there."""
-        key = uuid.uuid4().hex
-        async with asyncio.timeout(2 * PATIENCE_S):
-            chat_id = await self._until_answered(self.new_chat)
-            return chat_id, await self._until_answered(
-                lambda: Reading().read(
-                    self.client.say(chat_id, {"content": content, **fields}, idempotency_key=key)
-                )
-            )
+        chat_id = await self.until_answered(self.new_chat)
+        return chat_id, await self.say_until_answered(chat_id, content, **fields)
 
-    async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        while True:
+    async def say_until_answered(self, chat_id: str, content: str, **fields: Any) -> Reading:
+        """A question in the chat, read to the end, by a client that comes back with its idempotency key."""
+        key = uuid.uuid4().hex
+        return await self.until_answered(
+            lambda: Reading().read(
+                self.client.say(chat_id, {"content": content, **fields}, idempotency_key=key)
+            )
+        )
+
+    async def start_until_taken(self, chat_id: str, content: str, **fields: Any) -> dict[str, Any]:
+        """As `start`, by a client that comes back with its idempotency key while the system is not there."""
+        headers = {"idempotency-key": uuid.uuid4().hex}
+        body = {"content": content, "background": True, **fields}
+
+        async def taken() -> dict[str, Any]:
             try:
-                return await attempt()
-            except EdgeRefusedError as error:
-                if error.status not in {0, 503}:
-                    raise
-            await asyncio.sleep(0.2)
+                answer = await self.http.post(
+                    f"/v1/chats/{chat_id}/messages", json=body, headers=headers
+                )
+            except httpx.TransportError as error:
+                raise EdgeRefusedError("nobody answers") from error
+            found: dict[str, Any] = answer.json()
+            if answer.is_error:
+                raise EdgeRefusedError(answer.text, status=answer.status_code)
+            return found
+
+        return await self.until_answered(taken)
+
+    async def until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Come back while the system is not there, or late: that tells of the machine, and not of what is tested."""
+        async with asyncio.timeout(4 * PATIENCE_S):
+            while True:
+                try:
+                    return await attempt()
+                except EdgeRefusedError as error:
+                    if error.status not in {0, 503}:
+                        raise
+                await asyncio.sleep(0.2)
+
+    async def _call_until_answered(self, method: str, path: str) -> Any:
+        return await self.until_answered(lambda: self.client.call(method, path))
 
     async def ask(self, content: str, **fields: Any) -> tuple[str, Reading]:
         """A question in a new chat, read to the end."""
@@ -116,20 +140,20 @@ class Person:
 
     async def run(self, chat_id: str, run_id: str) -> dict[str, Any]:
         """The run as the edge knows it now."""
-        found: dict[str, Any] = await self._again("GET", f"/v1/chats/{chat_id}/runs/{run_id}")
+        path = f"/v1/chats/{chat_id}/runs/{run_id}"
+        found: dict[str, Any] = await self._call_until_answered("GET", path)
         return found
 
     async def cancel(self, chat_id: str, run_id: str) -> dict[str, Any]:
         """Cancel; give the answer."""
         path = f"/v1/chats/{chat_id}/runs/{run_id}/cancel"
-        answer: dict[str, Any] = await self._again("POST", path)
+        answer: dict[str, Any] = await self._call_until_answered("POST", path)
         return answer
 
     async def messages(self, chat_id: str) -> list[dict[str, Any]]:
         """The current branch of the chat, oldest first."""
-        found: list[dict[str, Any]] = (await self._again("GET", f"/v1/chats/{chat_id}/messages"))[
-            "data"
-        ]
+        path = f"/v1/chats/{chat_id}/messages"
+        found: list[dict[str, Any]] = (await self._call_until_answered("GET", path))["data"]
         return found
 
     async def stored_answer(self, chat_id: str) -> dict[str, Any]:
@@ -138,19 +162,8 @@ class Person:
 
     async def quota(self) -> dict[str, Any]:
         """The account's quota."""
-        found: dict[str, Any] = await self._again("GET", "/v1/quota")
+        found: dict[str, Any] = await self._call_until_answered("GET", "/v1/quota")
         return found
-
-    async def _again(self, method: str, path: str) -> Any:
-        async def answered() -> tuple[Any] | None:
-            try:
-                return (await self.client.call(method, path),)
-            except EdgeRefusedError as error:
-                if error.code in COME_BACK:
-                    return None
-                raise
-
-        return (await eventually_async(answered, what=f"{method} {path} is answered"))[0]
 
     async def is_settled(self) -> None:
         """Wait until nothing of the account is under way any more."""

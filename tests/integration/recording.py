@@ -25,7 +25,7 @@ from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
 from schemas.topics import TOKENS, Topic
 from schemas.vocabulary import EndCause, EndWriter, Lane, Tier
 from tests.integration.processes import end_process, start_module
-from tests.integration.waiting import PATIENCE_S, eventually
+from tests.integration.waiting import ACK_WAIT_MS, PATIENCE_S, eventually
 
 PARTITIONS: Final = 2
 ID_KEY: Final = b"k" * 32
@@ -117,7 +117,10 @@ class Log:
     async def append(self, topic: Topic, event: Event, event_id: str = "") -> int:
         """The offset."""
         event_id = event_id or secrets.token_hex(8)
-        return (await self.writer.append(topic, event, event_id=event_id)).offset
+        appended = await self.writer.append(
+            topic, event, event_id=event_id, wait_ms_max=ACK_WAIT_MS
+        )
+        return appended.offset
 
     async def read(self, topic: Topic) -> list[LogRecord | BadRecord]:
         """Everything that is on the topic now, partition after partition."""

@@ -26,7 +26,7 @@ from tests.integration.waiting import PATIENCE_S, eventually
 _RUNS_AT_ONCE_MAX: Final = 4
 _RUN: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS: Final = range(20_000 + _RUN % _RUNS_AT_ONCE_MAX, 32_000, _RUNS_AT_ONCE_MAX)
-BROKER_START_S: Final = 60.0
+BROKER_START_S: Final = 180.0
 SYSTEM_START_S: Final = 150.0
 
 
@@ -217,10 +217,14 @@ class RunningSystem:
         return tuple(part.name for part in state.parts) if state is not None else ()
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a part; return the pid that it was sent to."""
-        pid = self.part(name).pid
-        os.kill(pid, number)
-        return pid
+        """Send a signal to a part; return the pid that it was sent to. One that has just died is waited for until it runs again."""
+
+        def sent() -> int:
+            pid = self.part(name).pid
+            os.kill(pid, number)
+            return pid
+
+        return eventually(sent, what=f"{name} gets a signal")
 
     def wait_restarted(self, name: str, *, old_pid: int) -> int:
         """Return the pid of the part once another process than old_pid is it, and is ready."""

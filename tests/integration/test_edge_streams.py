@@ -20,10 +20,11 @@ from tests.integration.edge_peers import (
     EdgeProcess,
     OpenStream,
     ScriptedPeer,
-    new_chat,
+    metric,
     parse_events,
     read_events,
     text_of,
+    until_run,
 )
 from tests.integration.waiting import PATIENCE_S, eventually_async
 
@@ -50,7 +51,7 @@ async def test_a_message_streams_from_its_queueing_to_its_end(
     edges: Edges, peer: ScriptedPeer
 ) -> None:
     async with peer.client(edges[0]) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         peer.auto = lambda prompt: peer.answer(prompt, ["Hel", "lo", "."])
         response = await client.post(f"/v1/chats/{chat_id}/messages", json={"content": "Hi"})
         assert response.status_code == 200
@@ -76,12 +77,14 @@ async def test_a_run_resumes_at_every_event_id_on_another_edge(
     edges: Edges, peer: ScriptedPeer
 ) -> None:
     async with peer.client(edges[0]) as one, peer.client(edges[1]) as two:
-        chat_id = await new_chat(one)
+        chat_id = await peer.new_chat(one)
         peer.auto = lambda prompt: peer.answer(prompt, PIECES)
         response = await one.post(f"/v1/chats/{chat_id}/messages", json={"content": "Hi"})
         events = parse_events(response.content)
         assert text_of(events) == "".join(PIECES)
         path = response.headers["location"] + "/events"
+        # What comes live comes in other pieces than what is read back.
+        await until_run(two, response.headers["location"], status="done")
         assert len({event.id for event in events}) == len(events)
         for at, event in enumerate(events):
             rest = await read_events(two, path, after=event.id)
@@ -98,7 +101,7 @@ async def test_an_edge_that_starts_later_tells_the_whole_run_and_each_rest_of_it
     edges: Edges, edge_home: Path, edge_bootstrap: str, peer: ScriptedPeer
 ) -> None:
     async with peer.client(edges[0]) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         async with OpenStream(
             client, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
         ) as stream:
@@ -138,7 +141,7 @@ async def test_a_killed_edge_loses_no_token_of_an_answer_that_goes_on(
 ) -> None:
     doomed = EdgeProcess(home=edge_home, bootstrap=edge_bootstrap).wait_ready()
     async with peer.client(doomed) as client, peer.client(edges[1]) as other:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         async with OpenStream(
             client, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
         ) as stream:
@@ -162,7 +165,7 @@ async def test_a_takeover_and_its_zombie_are_one_answer_to_every_viewer(
     edges: Edges, peer: ScriptedPeer
 ) -> None:
     async with peer.client(edges[0]) as one, peer.client(edges[1]) as two:
-        chat_id = await new_chat(one)
+        chat_id = await peer.new_chat(one)
         async with OpenStream(
             one, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
         ) as stream:
@@ -198,7 +201,7 @@ async def test_a_viewer_that_reads_nothing_is_dropped_and_others_go_on(
 ) -> None:
     edge = edges[0]
     async with peer.client(edge) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         async with OpenStream(
             client, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
         ) as stream:
@@ -207,7 +210,7 @@ async def test_a_viewer_that_reads_nothing_is_dropped_and_others_go_on(
             await peer.queue(prompt)
             await peer.start(run_id)
             path = f"/v1/chats/{chat_id}/runs/{run_id}/events"
-            dropped = await _metric(client, "turnlog_edge_viewers_dropped_total")
+            dropped = await metric(client, "turnlog_edge_viewers_dropped_total")
             with socket.socket() as stalled:
                 stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
                 stalled.connect(("127.0.0.1", edge.port))
@@ -233,13 +236,8 @@ async def test_a_viewer_that_reads_nothing_is_dropped_and_others_go_on(
             assert stream.events[-1].name == "run.ended"
 
 
-async def _metric(client: httpx.AsyncClient, name: str) -> float:
-    lines = (await client.get("/metrics")).text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(name + " "))
-
-
 async def _metric_is(client: httpx.AsyncClient, name: str, *, at_least: float) -> bool:
-    return await _metric(client, name) >= at_least
+    return await metric(client, name) >= at_least
 
 
 async def test_a_draining_edge_ends_streams_after_a_complete_event_and_goes(
@@ -247,7 +245,7 @@ async def test_a_draining_edge_ends_streams_after_a_complete_event_and_goes(
 ) -> None:
     leaving = EdgeProcess(home=edge_home, bootstrap=edge_bootstrap).wait_ready()
     async with peer.client(leaving) as client, peer.client(edges[0]) as other:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         async with OpenStream(
             client, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
         ) as stream:
@@ -273,7 +271,7 @@ async def test_the_wire_form_fits_the_clients_version(
     edges: Edges, peer: ScriptedPeer, version: str
 ) -> None:
     async with peer.client(edges[0]) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         peer.auto = lambda prompt: peer.answer(prompt, ["Hel", "lo"])
         first = await client.post(f"/v1/chats/{chat_id}/messages", json={"content": "Hi"})
         path = first.headers["location"] + "/events"
@@ -305,7 +303,7 @@ async def test_a_cursor_that_is_none_of_this_run_is_named(
     edges: Edges, peer: ScriptedPeer, cursor: str
 ) -> None:
     async with peer.client(edges[0]) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         peer.auto = lambda prompt: peer.answer(prompt, ["x"])
         response = await client.post(f"/v1/chats/{chat_id}/messages", json={"content": "Hi"})
         last = parse_events(response.content)[-1].id
@@ -322,7 +320,7 @@ async def test_a_cursor_beyond_the_log_is_refused_and_not_waited_for(
     edges: Edges, peer: ScriptedPeer, given: str
 ) -> None:
     async with peer.client(edges[0]) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         async with OpenStream(
             client, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
         ) as stream:
@@ -343,7 +341,7 @@ async def test_a_cursor_beyond_the_log_is_refused_and_not_waited_for(
 
 async def test_the_end_of_a_failed_run_says_so(edges: Edges, peer: ScriptedPeer) -> None:
     async with peer.client(edges[0]) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         async with OpenStream(
             client, "POST", f"/v1/chats/{chat_id}/messages", json={"content": "Hi"}
         ) as stream:
@@ -365,7 +363,7 @@ async def test_a_run_that_only_history_knows_is_told_as_a_snapshot_and_its_end(
     edges: Edges, edge_bootstrap: str, peer: ScriptedPeer, another: int, mint_offset: int
 ) -> None:
     async with peer.client(edges[0]) as client:
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         # Its records lie on no log that this edge can read, or not where its id says.
         epoch = (await topic_epoch(edge_bootstrap) + another) % 65_536
         run_id = mint_run_id(
@@ -395,7 +393,7 @@ async def test_records_of_a_made_up_run_are_nobodys(
         peer.client(edges[0]) as client,
         SpanReader(bootstrap=edge_bootstrap, client_id="test") as reader,
     ):
-        chat_id = await new_chat(client)
+        chat_id = await peer.new_chat(client)
         bounds = await reader.bounds(TOKENS, [2])
         address = RunAddress(
             epoch=await topic_epoch(edge_bootstrap), partition=2, mint_offset=bounds[2].end

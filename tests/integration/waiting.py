@@ -11,6 +11,8 @@ from typing import Final, TypeVar
 POLL_S: Final = 0.02
 PATIENCE_S: Final = 60.0
 """How long what must come may take on a machine that is ten times slower than a desk's. Nothing is shown by coming sooner."""
+ACK_WAIT_MS: Final = int(PATIENCE_S * 1000)
+"""How long a test waits until a broker has taken what it appends: a starved one took more than the product's ten seconds."""
 
 T = TypeVar("T")
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from inference_workers.decisions.script import Script, answer
@@ -32,12 +35,23 @@ from schemas.run_fold import NEW_RUN, RunState, fold
 from schemas.topics import TOKENS, Topic, generations
 from schemas.vocabulary import CancelReason, Lane, Tier
 from tests.integration.processes import end_process, start_module
-from tests.integration.waiting import PATIENCE_S, eventually, eventually_async
+from tests.integration.waiting import ACK_WAIT_MS, PATIENCE_S, eventually, eventually_async
 
 MODEL: Final = "smollm2-135m"
 PARTITIONS: Final = 4
 SESSION_S: Final = 3.0
 KEY: Final = b"k" * 32
+
+
+_ASSIGNED: Final = re.compile(r"queues_assigned queues=(\d+) partitions=([\d,]*)\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """How many queues (a partition of a lane each), and the token partitions that they belong to."""
+
+    queues: int
+    partitions: frozenset[int]
 
 
 def script_text(prompt_ids: tuple[int, ...], tokens: int, script: Script = Script.WORDS) -> str:
@@ -78,19 +92,32 @@ class WorkerProcess:
         """Return when it says that it serves."""
 
         def ready() -> bool:
-            if self.process.poll() is not None:
+            ended = self.process.poll() is not None
+            if self._ready.exists():
+                return True  # Also where it has served and ended before we looked.
+            if ended:
                 raise RuntimeError(f"the worker ended early ({self.process.returncode})")
-            return self._ready.exists()
+            return False
 
         eventually(ready, what="the worker is ready")
 
-    def owned_partitions(self) -> set[int] | None:
-        """The token partitions of its last assignment, as its log says; None before the first."""
-        lines = [line for line in self.log().splitlines() if "queues_assigned" in line]
-        if not lines:
+    def assignment(self) -> Assignment | None:
+        """Its last one, as its log says; None before the first."""
+        found = _ASSIGNED.findall(self.log())
+        if not found:
             return None
-        named = lines[-1].rpartition("partitions=")[2].strip()
-        return {int(partition) for partition in named.split(",") if partition}
+        queues, named = found[-1]
+        partitions = frozenset(int(partition) for partition in named.split(",") if partition)
+        return Assignment(queues=int(queues), partitions=partitions)
+
+    def takes_part(self) -> bool:
+        """Whether it owns a queue, as far as its log says."""
+        assignment = self.assignment()
+        return assignment is not None and assignment.queues > 0
+
+    def losses(self, run_id: str) -> list[str]:
+        """Why it lost attempts at the run, as its log says: each of them is followed by another attempt."""
+        return re.findall(rf"attempt_lost run={run_id} attempt=\d+ why=(\w+)", self.log())
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -239,7 +266,7 @@ class Runs:
         )
 
     async def uncommitted(self) -> int:
-        """Requests that the group has not committed, over all its queues with a commit."""
+        """Requests that the group has not committed, over all its queues."""
         admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
         await admin.start()
         try:
@@ -250,10 +277,18 @@ class Runs:
         for lane in Lane:
             topic = generations(MODEL, lane)
             bounds = await self._spans.bounds(topic, list(range(PARTITIONS)))
-            for source, found in offsets.items():
-                if source.topic == topic.name and found.offset >= 0:
-                    lag += bounds[source.partition].end - found.offset
+            for partition, kept in bounds.items():
+                found = offsets.get(TopicPartition(topic.name, partition))
+                lag += kept.end - max(0, found.offset if found is not None else 0)
         return lag
+
+    async def all_committed(self) -> None:
+        """Wait until the group has committed every request."""
+
+        async def committed() -> bool:
+            return await self.uncommitted() == 0
+
+        await eventually_async(committed, what="every request is committed")
 
     async def start(self, partition: int = 0, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> str:
         """Mint, queue and request."""
@@ -317,13 +352,25 @@ class Runs:
 
     async def until_ended(self, run_id: str) -> RunLog:
         """The run once it has its terminal, checked."""
+        log = await self.until_ended_or(run_id, None)
+        assert log is not None
+        return log
 
-        async def ended() -> RunLog | None:
+    async def until_ended_or(
+        self, run_id: str, worker: subprocess.Popen[bytes] | None
+    ) -> RunLog | None:
+        """As `until_ended`; None where the worker's process ends before the run does."""
+
+        async def ended() -> tuple[RunLog | None] | None:
+            gone = worker is not None and worker.poll() is not None
             log = await self._read_if_there(run_id)
-            return log if log.state.ended else None
+            if log.state.ended:
+                return (log,)
+            return (None,) if gone else None
 
-        log = await eventually_async(ended, within_s=2 * PATIENCE_S, what="the run has ended")
-        log.check()
+        (log,) = await eventually_async(ended, within_s=2 * PATIENCE_S, what="the run has ended")
+        if log is not None:
+            log.check()
         return log
 
     async def until_said(self, run_id: str, tokens: int, *, attempt: int = 1) -> RunLog:
@@ -336,27 +383,27 @@ class Runs:
 
         return await eventually_async(said, what=f"{tokens} tokens were said")
 
-    def writer_of(self, log: RunLog, attempt: int) -> str:
-        """The worker whose attempt of this number was accepted."""
-        events = [s.event for s in log.of(AttemptStarted)]
-        found = [e for e in events if isinstance(e, AttemptStarted) and e.attempt == attempt]
-        return found[0].worker_id
+    def writer_of(self, log: RunLog) -> str:
+        """The worker of the attempt that was accepted last."""
+        events = [seen.event for seen in log.of(AttemptStarted)]
+        found = [event for event in events if isinstance(event, AttemptStarted)]
+        return found[-1].worker_id
 
     async def _append(self, topic: Topic, event: Event) -> Appended:
         event_id = derived_event_id(secrets.token_hex(8), type(event).__name__)
-        return await self._log.append(topic, event, event_id=event_id)
+        return await self._log.append(topic, event, event_id=event_id, wait_ms_max=ACK_WAIT_MS)
 
 
 async def settled(workers: list[WorkerProcess]) -> None:
-    """Return when these workers own all partitions together, each some (with several)."""
+    """Return when these workers own all queues together, each some (with several), and none still what it gave up."""
 
     async def shared() -> bool:
-        owned = [worker.owned_partitions() for worker in workers]
-        if any(partitions is None or not partitions for partitions in owned):
+        found = [worker.assignment() for worker in workers]
+        owned = [assignment for assignment in found if assignment is not None]
+        if len(owned) < len(workers) or not all(each.queues for each in owned):
             return False
-        union: set[int] = set()
-        for partitions in owned:
-            union |= partitions or set()
-        return union == set(range(PARTITIONS))
+        every = frozenset[int]().union(*(each.partitions for each in owned))
+        queues = sum(each.queues for each in owned)
+        return queues == PARTITIONS * len(Lane) and every == frozenset(range(PARTITIONS))
 
-    await eventually_async(shared, what="the workers share all partitions")
+    await eventually_async(shared, what="the workers share all queues")
