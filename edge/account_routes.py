@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge.allowances import rate_limit_headers
 from edge.answers import json_answer
-from edge.chat_routes import rate_limit_headers
 from edge.decisions.problems import unavailable
 from edge.state import caller_of, state_of
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge.allowances import rate_limit_headers, take_change
 from edge.answers import json_answer
 from edge.auth import Caller
 from edge.bodies import read_json
@@ -32,6 +33,7 @@ async def create_chat(request: Request) -> Response:
     """POST /v1/chats"""
     edge, caller = state_of(request), caller_of(request)
     wanted = read_new_chat(await read_json(request))
+    take_change(edge, caller)
     await _check_new(edge, caller, wanted)
     edge.refuse_when_full()
     chat_id = mint_chat_id(
@@ -102,6 +104,7 @@ async def read_chat(request: Request) -> Response:
 async def rename_chat(request: Request) -> Response:
     """PATCH /v1/chats/{chat_id}"""
     edge, caller = state_of(request), caller_of(request)
+    take_change(edge, caller)
     chat = await chat_of(edge, caller, request.path_params["chat_id"])
     title = read_title(await read_json(request))
     edge.refuse_when_full()
@@ -115,6 +118,7 @@ async def rename_chat(request: Request) -> Response:
 async def delete_chat(request: Request) -> Response:
     """DELETE /v1/chats/{chat_id}. What is still being answered in it is cancelled."""
     edge, caller = state_of(request), caller_of(request)
+    take_change(edge, caller)
     chat = await chat_of(edge, caller, request.path_params["chat_id"])
     # First of all: where the log does not take a cancel, the chat is still there and the request can be repeated.
     for run_id in await _open_runs(edge, chat):
@@ -207,12 +211,6 @@ async def current_leaf(edge: EdgeState, chat: Chat) -> str | None:
 
 async def _closed(edge: EdgeState, partition: int) -> bool | None:
     return await edge.gap.closed(partition) or None
-
-
-def rate_limit_headers(edge: EdgeState, caller: Caller) -> dict[str, str]:
-    """`x-ratelimit-…` for creation routes; none until admission has said any limits."""
-    view = edge.accounts.quota(caller.account_id, caller.tier)
-    return dict(view.headers(edge.clock.now_ms())) if view is not None else {}
 
 
 async def _check_new(edge: EdgeState, caller: Caller, wanted: NewChat) -> None:

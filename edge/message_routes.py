@@ -7,14 +7,15 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge.allowances import rate_limit_headers, take_prompt
 from edge.answers import json_answer
 from edge.auth import Caller
 from edge.bodies import read_json
 from edge.branch_reads import read_branch
 from edge.catch_up import PastRun
-from edge.chat_routes import chat_of, check_model, current_leaf, rate_limit_headers
+from edge.chat_routes import chat_of, check_model, current_leaf
 from edge.decisions.problems import DRAINING, SERVER, Problem, Refused, not_found
-from edge.decisions.refusals import CONTEXT_TOO_LONG
+from edge.decisions.refusals import CONTEXT_TOO_LONG, IDEMPOTENCY_CONFLICT
 from edge.decisions.requests import (
     NewMessage,
     fingerprint,
@@ -26,7 +27,7 @@ from edge.decisions.token_cursor import START
 from edge.run_routes import run_location, stream_of
 from edge.runs import LiveRun
 from edge.state import EdgeState, caller_of, state_of, wait_for_store
-from edge.submission import Submission, submit
+from edge.submission import Submission, redirected, submit
 from edge.token_counts import count_prompt
 from edge.views import answer_of, live_run_json, message_json, past_run_json, with_live_answer
 from infra.history import Chat, Message
@@ -46,6 +47,14 @@ async def post_message(request: Request) -> Response:
         check_model(edge, caller, message.model)
     edge.refuse_when_late()
     edge.refuse_when_full()
+    marks = fingerprint(request.url.path, body)
+    try:
+        take_prompt(edge, caller)
+    except Refused:
+        run = await _bound_run(edge, caller, key, marks)
+        if run is None:
+            raise
+        return await _answer(edge, caller, chat_id, message, run)
     chat = await chat_of(edge, caller, chat_id)
     # The chat's own model may have been taken from the tier since: then admission says so.
     model = message.model or (chat.model if chat.model in edge.models else None)
@@ -62,7 +71,7 @@ async def post_message(request: Request) -> Response:
         message=message,
         prompt_tokens=counts,
         idempotency_key=key,
-        fingerprint=fingerprint(request.url.path, body),
+        fingerprint=marks,
     )
     try:
         run = await submit(edge, submission)
@@ -71,6 +80,18 @@ async def post_message(request: Request) -> Response:
         headers = {**rate_limit_headers(edge, caller), **problem.headers}
         raise Refused(replace(problem, headers=headers)) from None
     return await _answer(edge, caller, chat_id, message, run)
+
+
+async def _bound_run(
+    edge: EdgeState, caller: Caller, key: str | None, marks: str
+) -> LiveRun | PastRun | None:
+    """The run of a key that this edge has read to be bound: a repeat attaches to it also amid a flood, and needs no record for that."""
+    bound = edge.accounts.bound(caller.account_id, key) if key is not None else None
+    if bound is None:
+        return None
+    if bound.fingerprint != marks:
+        raise Refused(IDEMPOTENCY_CONFLICT)
+    return await redirected(edge, bound.run_id)
 
 
 async def _answer(

@@ -100,6 +100,12 @@ class Metrics:
         self.requests = Counter(
             "turnlog_edge_requests_total", "Answers by status.", ["status"], registry=registry
         )
+        self.flood_refused = Counter(
+            "turnlog_edge_flood_refused_total",
+            "Requests refused here, before the log, because their account sends far more than it may: prompts, and changes of chats.",
+            ["tier", "what"],
+            registry=registry,
+        )
         self.decisions = Counter(
             "turnlog_edge_decisions_total",
             "Prompts sent from here, by what was decided: admitted, or the reason; and the ladder's level.",

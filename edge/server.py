@@ -205,6 +205,7 @@ async def _keep_house(edge: EdgeState, watch: WaitWatch) -> None:
         await asyncio.sleep(HOUSEKEEPING_EVERY_S)
         edge.streams.keep_alive(clock())
         edge.runs.forget_old()
+        edge.floods.tell(clock())
         watch.look()
 
 

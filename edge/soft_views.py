@@ -27,7 +27,12 @@ from edge.decisions.load_view import (
 from edge.decisions.placement import choose_partition
 from edge.decisions.quota_view import QuotaView, quota_view
 from schemas.events import Event
-from schemas.events.account_snapshots import AccountSnapshot, LimitsKept
+from schemas.events.account_snapshots import (
+    KNOWN_MS_MAX,
+    AccountSnapshot,
+    IdempotencyKeyBound,
+    LimitsKept,
+)
 from schemas.events.accounts import LaneLimits, LimitsChanged, LoadView, TierLimits
 from schemas.events.workers import WorkerLoadReported
 from schemas.lane_shares import DEFAULT_SHARES
@@ -35,6 +40,8 @@ from schemas.vocabulary import Lane, Tier
 
 WORKERS_MAX: Final = 2_000
 ACCOUNTS_MAX: Final = 200_000
+KEYS_MAX: Final = 50_000
+"""The newest bound keys. Only amid a flood is one asked for here (edge/allowances.py); admission knows all of them."""
 SENT_MAX: Final = 20_000
 FLEET_AGE_MS_MAX: Final = 100
 """So long a view is used again: it takes time in proportion to the workers and to what was sent."""
@@ -189,6 +196,7 @@ class Accounts:
     def __init__(self, clock: BrokerClock) -> None:
         self._clock = clock
         self._rows: OrderedDict[str, AccountSnapshot] = OrderedDict()
+        self._keys: OrderedDict[tuple[str, str], IdempotencyKeyBound] = OrderedDict()
         self._limits: LimitsChanged | None = None
         self._limits_ms = -1
         self.limits_known = asyncio.Event()
@@ -204,6 +212,14 @@ class Accounts:
                     self._rows.move_to_end(event.account_id)
                     if len(self._rows) > ACCOUNTS_MAX:
                         self._rows.popitem(last=False)
+            case IdempotencyKeyBound():
+                key = event.account_id, event.idempotency_key
+                bound = self._keys.get(key)
+                if bound is None or bound.source_offset <= event.source_offset:
+                    self._keys[key] = event
+                    self._keys.move_to_end(key)
+                    if len(self._keys) > KEYS_MAX:
+                        self._keys.popitem(last=False)
             case LimitsKept():
                 # Each partition has a row with the same newest version: the one written last is the newest policy.
                 if event.versions and appended_ms >= self._limits_ms:
@@ -211,6 +227,13 @@ class Accounts:
                     self.limits_known.set()
             case _:
                 pass
+
+    def bound(self, account_id: str, key: str) -> IdempotencyKeyBound | None:
+        """What an idempotency key is bound to; None where nothing is known of it here."""
+        found = self._keys.get((account_id, key))
+        if found is None or self._clock.now_ms() - found.appended_ms >= KNOWN_MS_MAX:
+            return None
+        return found
 
     def tier(self, tier: Tier) -> TierLimits | None:
         """The limits of a tier; None until admission has said any."""

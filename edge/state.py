@@ -16,7 +16,9 @@ from edge.appends import Appends
 from edge.auth import Caller, authenticate
 from edge.catch_up import CatchUp
 from edge.counting_threads import CountingThreads
+from edge.decisions.account_bounds import AccountBounds
 from edge.decisions.problems import DRAINING, Refused, unavailable
+from edge.floods import Floods
 from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
 from edge.own_chats import OwnChats
@@ -64,6 +66,8 @@ class EdgeState:
     lag: LoopLag
     metrics: Metrics
     counting: CountingThreads = field(default_factory=CountingThreads)
+    bounds: AccountBounds = field(default_factory=AccountBounds)
+    floods: Floods = field(default_factory=Floods)
 
     def models_of(self, tier: Tier) -> Sequence[str]:
         """The models that a tier may use, its default first; all until admission has said."""

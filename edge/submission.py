@@ -96,6 +96,8 @@ async def submit(edge: EdgeState, submission: Submission) -> LiveRun | PastRun:
     edge.metrics.decided(
         run.transcript.state, submission.caller.tier, submission.message.service_tier
     )
+    if run.transcript.state.queued is not None:
+        edge.bounds.admitted(submission.caller.account_id, submission.caller.tier)
     return await _decided(edge, run)
 
 
@@ -190,12 +192,12 @@ async def _decided(edge: EdgeState, run: LiveRun) -> LiveRun | PastRun:
         case Ending.REDIRECTED:
             if state.redirected_to is None:
                 raise Refused(IDEMPOTENCY_CONFLICT)
-            return await _redirected(edge, state.redirected_to)
+            return await redirected(edge, state.redirected_to)
         case _:
             return run
 
 
-async def _redirected(edge: EdgeState, run_id: str) -> LiveRun | PastRun:
+async def redirected(edge: EdgeState, run_id: str) -> LiveRun | PastRun:
     """The run that the key was bound to. It was admitted, but perhaps this edge has not read so far in its partition."""
     if edge.runs.get(run_id) is None and edge.runs.knows(run_address(run_id)):
         run = edge.runs.expect(run_id)

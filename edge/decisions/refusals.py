@@ -14,10 +14,13 @@ from schemas.events.tokens import Refusal
 from schemas.vocabulary import RefusalReason
 
 RETRY_AFTER_S_DEFAULT: Final = 1
+FLOOD: Final = "flood"
+"""The limit that a request beyond the edge's own bound is told (rules E1 to E7): no field of the policy, it follows from several."""
 
 RATE_MESSAGES: Final = {
     "requests_per_minute": "Too many requests in this minute.",
     "tokens_per_minute": "Too many tokens in this minute.",
+    FLOOD: "Far more requests than this account may send.",
 }
 RUNS_MESSAGES: Final = {
     "enqueued_runs_max": "Too many messages wait in this chat.",
@@ -121,7 +124,7 @@ def refusal_problem(refusal: Refusal) -> Problem:
 
 def _spent(limit: str, retry_after_s: int) -> dict[str, str]:
     """What admission knows of a rate is newer than what this edge was told: nothing is left of it until then."""
-    kind = limit.removesuffix("_per_minute")
+    kind = "requests" if limit == FLOOD else limit.removesuffix("_per_minute")
     if kind not in ("requests", "tokens"):
         return {}
     return {f"x-ratelimit-remaining-{kind}": "0", f"x-ratelimit-reset-{kind}": f"{retry_after_s}s"}

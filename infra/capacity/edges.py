@@ -1,10 +1,14 @@
-"""Edges: each with its own soft view of the load, which is the one of production; they place runs and send prompts."""
+"""Edges: each with its own soft view of the load, and its own bound on what an account sends; both are those of production.
+
+They place runs and send prompts.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from typing import Final
 
+from edge.decisions.account_bounds import AccountBounds
 from edge.runs import RECENT_ACCOUNTS_MAX, RECENT_ENDS_MAX
 from edge.soft_views import BrokerClock, Workers
 from infra.capacity.clock import START_MS, Timeline
@@ -30,11 +34,17 @@ class Edges:
         clock = BrokerClock(monotonic=lambda: timeline.now / 1000, wall=lambda: START_MS / 1000)
         self._timeline = timeline
         self.views = [Workers(clock) for _ in range(scenario.edges)]
+        self.bounds = [AccountBounds() for _ in range(scenario.edges)]
         self.late_ms = [0.0] * scenario.edges
         """How much later an edge reads reports than it should."""
         self._ended: OrderedDict[str, deque[str]] = OrderedDict()
         self._shares = scenario.policy.lanes
         tokens.read(self.seen)
+
+    def passes(self, ask: Ask, *, edge: int) -> bool:
+        """Whether its account's bound lets it through to the log."""
+        limits, now_ms = self._scenario.policy.tiers[ask.tier], int(self._timeline.now)
+        return not self.bounds[edge].prompt(ask.account_id, ask.tier, limits, now_ms=now_ms)
 
     def submit(self, ask: Ask, *, edge: int) -> tuple[Run, PromptSubmitted]:
         """Place the run, mint its id, and say what is sent."""
@@ -105,6 +115,7 @@ class Edges:
             case AttemptStarted():
                 pass  # It goes on to count: it has a slot that the report may call free.
             case RunQueued() as queued if not state.ended:
+                self.bounds[run.edge].admitted(run.ask.account_id, run.ask.tier)
                 if queued.after_run_id is None:
                     for view in self.views:
                         view.queued(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from edge.decisions.refusals import FLOOD
 from infra.capacity.clock import Timeline
 from infra.capacity.node import Node, lane_of
 from infra.capacity.runs import TAIL_MS, Run
@@ -15,7 +16,7 @@ from processors.decisions.account_state import AccountOutput
 from processors.decisions.recorder import Seen
 from schemas.events.accounts import PromptSubmitted
 from schemas.events.tokens import RunEnded, RunQueued
-from schemas.vocabulary import Lane, Tier
+from schemas.vocabulary import Lane, RefusalReason, Tier
 
 BACKLOG_MIN: Final = 2
 """Whoever has so many requests waiting could take more than he gets."""
@@ -99,13 +100,18 @@ class Figures:
                     second.admitted += 1
                     self._granted(prompt, output, second)
                 case RunEnded(refusal=refusal) if refusal is not None:
-                    name = f"{refusal.reason.value}" + (
-                        f" ({refusal.limit})" if refusal.limit else ""
-                    )
-                    second.refused[prompt.tier, name] += 1
-                    self.sometimes[f"refused: {name}"] += 1
+                    self._refused(prompt.tier, refusal.reason, refusal.limit, now_ms)
                 case _:
                     self.sometimes[type(output).__name__] += 1
+
+    def refused_at_once(self, tier: Tier, now_ms: float) -> None:
+        """An edge refused a prompt before the log: no decision is waited for, so it is none of `decision_ms`."""
+        self._refused(tier, RefusalReason.RATE_LIMITED, FLOOD, now_ms)
+
+    def _refused(self, tier: Tier, reason: RefusalReason, limit: str, now_ms: float) -> None:
+        name = f"{reason.value} ({limit})" if limit else reason.value
+        self.second(now_ms).refused[tier, name] += 1
+        self.sometimes[f"refused: {name}"] += 1
 
     def _granted(self, prompt: PromptSubmitted, queued: RunQueued, second: Second) -> None:
         full = min(

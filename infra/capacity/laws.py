@@ -9,11 +9,12 @@ from statistics import median
 from typing import Final
 
 from edge.decisions.load_view import wait_error
+from edge.decisions.refusals import FLOOD
 from infra.capacity.figures import Waited
 from infra.capacity.scenario import Scenario
 from infra.capacity.simulation import Outcome
 from schemas.lane_shares import floors_of
-from schemas.vocabulary import Lane, Tier
+from schemas.vocabulary import Lane, RefusalReason, Tier
 
 FLOOR_SLACK_POINTS: Final = 2.0
 JAIN_MIN: Final = 0.95
@@ -255,12 +256,14 @@ def _refusals(outcome: Outcome) -> Law:
         return Law(name=name, figure="–", bound="", held=None, says="nothing was decided")
     p99 = found[int(0.99 * (len(found) - 1))]
     away = "redelivery" in outcome.scenario.faults
+    at_once = outcome.figures.sometimes[f"refused: {RefusalReason.RATE_LIMITED.value} ({FLOOD})"]
+    says = f"{at_once:,} others were refused at their edge, before the log" if at_once else ""
     return Law(
         name=name,
         figure=f"{p99:.0f} ms",
         bound=f"≤ {REFUSAL_MS_MAX:.0f} ms",
         held=None if away else p99 <= REFUSAL_MS_MAX,
-        says="admission processes were killed" if away else "",
+        says="admission processes were killed" if away else says,
     )
 
 

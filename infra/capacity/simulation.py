@@ -132,6 +132,9 @@ class Simulation:
         self.prompts += 1
         self.figures.second(self.timeline.now).prompts += 1
         edge = edge_of(ask.account_id, ask.tier, ask.number, self.scenario.edges)
+        if not self.edges.passes(ask, edge=edge):
+            self.figures.refused_at_once(ask.tier, self.timeline.now)
+            return
         run, prompt = self.edges.submit(ask, edge=edge)
         event_id = derived_event_id(run.run_id, "PromptSubmitted")
         self.admission.send(prompt, prompt.account_id, event_id)

@@ -17,9 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.events.account_snapshots import IdempotencyKeyBound, RunKnown
+from schemas.events.account_snapshots import KNOWN_MS_MAX, IdempotencyKeyBound, RunKnown
 
-KNOWN_MS_MAX: Final = 24 * 3_600_000
 FORGET_AFTER_MS: Final = 3_600_000
 
 

@@ -16,6 +16,8 @@ from schemas.events.accounts import LimitsChanged
 OPEN_RESERVATIONS_MAX: Final = 1_000
 SEATS_MAX: Final = 5_000
 SEAT_NAME_CHARS_MAX: Final = 32
+KNOWN_MS_MAX: Final = 24 * 3_600_000
+"""So long a run id or a bound key is known, by append times."""
 
 
 class OpenReservation(Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 from edge.auth import authenticate, mint_token
 from edge.decisions.load_view import NO_WORKER_WAIT_MS
 from edge.decisions.problems import Refused
+from edge.floods import COUNTED_MAX, TOLD_EVERY_S, Floods
 from edge.soft_views import Accounts, BrokerClock, Workers
 from infra.command.main import command
 from infra.secrets import load_secrets
 from schemas.events.account_snapshots import (
+    KNOWN_MS_MAX,
     AccountSnapshot,
+    IdempotencyKeyBound,
     LimitsKept,
     LimitsVersion,
     WindowUse,
@@ -124,6 +127,47 @@ def test_an_older_policy_read_later_changes_nothing() -> None:
     limits = accounts.tier(Tier.PLUS)
     assert limits is not None
     assert limits.tokens_per_window == 100
+
+
+def test_a_bound_key_is_known_for_as_long_as_admission_knows_it() -> None:
+    hands = Hands()
+    hands.clock.saw(NOON)
+    accounts = Accounts(hands.clock)
+    for offset, run in ((9, "run_new"), (3, "run_old")):
+        row = IdempotencyKeyBound(
+            account_id="a",
+            idempotency_key="k",
+            run_id=run,
+            fingerprint="f",
+            source_offset=offset,
+            appended_ms=NOON,
+        )
+        accounts.note(row, NOON)
+    found = accounts.bound("a", "k")
+    assert found is not None
+    assert found.run_id == "run_new"
+    assert accounts.bound("b", "k") is None
+    hands.at = KNOWN_MS_MAX / 1000
+    assert accounts.bound("a", "k") is None
+
+
+def test_a_flood_is_told_once_in_a_while_however_large_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    floods = Floods()
+    floods.tell(0.0)
+    for number in range(COUNTED_MAX + 10):
+        floods.refused(f"account-{number}")
+    for _ in range(4):
+        floods.refused("account-7")
+    floods.tell(1.0)
+    floods.refused("account-8")
+    floods.tell(1.0 + TOLD_EVERY_S / 2)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"refused before the log: {COUNTED_MAX + 14} requests of {COUNTED_MAX} accounts, 5 of them of account-7"
+    ]
+    floods.tell(1.0 + TOLD_EVERY_S)
+    assert len(caplog.records) == 2
 
 
 def test_what_was_sent_counts_until_the_next_report() -> None:

@@ -30,8 +30,8 @@ from processors.decisions.account_state import (
     output_id,
     snapshot,
 )
-from processors.decisions.known_ids import KNOWN_MS_MAX
 from schemas.events.account_snapshots import (
+    KNOWN_MS_MAX,
     AccountSnapshot,
     AccountSnapshotEvent,
     IdempotencyKeyBound,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processors.decisions.known_ids import FORGET_AFTER_MS, KNOWN_MS_MAX, Facts, KnownIds
-from schemas.events.account_snapshots import IdempotencyKeyBound, RunKnown
+from processors.decisions.known_ids import FORGET_AFTER_MS, Facts, KnownIds
+from schemas.events.account_snapshots import KNOWN_MS_MAX, IdempotencyKeyBound, RunKnown
 
 Row = RunKnown | IdempotencyKeyBound
 

@@ -12,7 +12,7 @@ import pytest
 
 from edge.decisions.problems import Problem
 from edge.decisions.quota_view import quota_view
-from edge.decisions.refusals import refusal_problem
+from edge.decisions.refusals import FLOOD, refusal_problem
 from processors.decisions.account import judge
 from processors.decisions.account_state import AccountState, snapshot
 from processors.decisions.known_ids import Facts
@@ -25,7 +25,7 @@ from schemas.events.accounts import (
     LoadView,
     PromptSubmitted,
 )
-from schemas.events.tokens import RunEnded
+from schemas.events.tokens import Refusal, RunEnded
 from schemas.vocabulary import Lane, OnBusy, RefusalReason, Tier
 from tests.decisions.account_samples import ACCOUNT, MODEL, NOON_MS, command, limits, listed, prompt
 
@@ -250,6 +250,19 @@ def test_a_spent_rate_shows_nothing_left_until_the_time_to_come_back(case: str, 
     problem = CASES[case][0]()
     assert problem.headers[f"x-ratelimit-remaining-{kind}"] == "0"
     assert problem.headers[f"x-ratelimit-reset-{kind}"] == f"{problem.headers['retry-after']}s"
+
+
+def test_who_floods_is_told_when_to_come_back_as_where_the_rate_of_requests_is_spent() -> None:
+    problem = refusal_problem(
+        Refusal(reason=RefusalReason.RATE_LIMITED, retry_after_ms=92, limit=FLOOD)
+    )
+    assert (problem.status, problem.code, problem.extra) == (429, "rate_limited", {"limit": FLOOD})
+    assert problem.headers == {
+        "retry-after": "1",
+        "retry-after-ms": "1000",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "1s",
+    }
 
 
 def test_the_headers_tell_the_rates_and_of_rate_and_quota_the_one_that_leaves_less() -> None:

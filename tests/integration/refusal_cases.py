@@ -124,6 +124,8 @@ def _exhausted(limit: str) -> Answer:
     )
 
 
+FLOODED: Final = _limited("rate_limited", "flood")
+"""What the edge answers before the log to who sends far more than it may."""
 FIRST: Final = (Post(),)
 ELSEWHERE: Final = Post(chat="two")
 

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 from typing import Any, Final
 
 import httpx
 import pytest
 
 from edge.auth import mint_admin_token, mint_token
+from edge.decisions.account_bounds import bound_of
+from infra.log.span_reader import SpanReader
 from infra.secrets import load_secrets
 from schemas.blocked_phrases import blocked_phrases
+from schemas.events.account_snapshots import LimitsKept
+from schemas.events.accounts import PromptSubmitted, TierLimits
+from schemas.ids import partition_for_key
+from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS
 from schemas.vocabulary import RefusalReason, Tier
-from tests.integration.audit import audited
+from tests.integration.audit import all_records, audited
 from tests.integration.people import Person, Reading, person
 from tests.integration.refusal_cases import (
+    FLOODED,
     OUTPUT_TOKENS,
     PROMPTS,
     RIM,
+    TIER,
     Answer,
     Post,
     PromptCase,
@@ -53,8 +66,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]
         running.end()
 
 
-async def limit(running: RunningSystem, phrases: tuple[str, ...] = (), **changes: Any) -> None:
-    """Change the policy, and wait until the edge has seen it. Admission judges by it from the next message on."""
+async def limit(running: RunningSystem, phrases: tuple[str, ...] = (), **changes: Any) -> str:
+    """Change the policy, and wait until the edge has seen it; its version. Admission judges by it from the next message on."""
     key = load_secrets(running.home).token_key
     token = mint_admin_token(key=key, name="olga", ttl=timedelta(hours=1))
     headers = {"authorization": f"Bearer {token}"}
@@ -68,6 +81,27 @@ async def limit(running: RunningSystem, phrases: tuple[str, ...] = (), **changes
             return found.status_code == 200 and found.json()["version"] == version
 
         await eventually_async(seen, what="the edge knows the policy")
+    return str(version)
+
+
+async def kept_everywhere(running: RunningSystem, version: str) -> None:
+    """Wait until admission has said of each partition that this policy holds there: no row of an older one comes any more."""
+    partitions = set(await account_partitions(running))
+
+    async def kept() -> bool:
+        newest = {
+            record.partition: record.event.versions[-1].limits.version
+            for record in await all_records(running, ACCOUNT_SNAPSHOTS)
+            if isinstance(record.event, LimitsKept)
+        }
+        return newest == dict.fromkeys(partitions, version)
+
+    await eventually_async(kept, what="every partition has the policy")
+
+
+async def account_partitions(running: RunningSystem) -> list[int]:
+    async with SpanReader(bootstrap=running.bootstrap, client_id="test") as reader:
+        return await reader.partitions(ACCOUNTS)
 
 
 class Account:
@@ -203,6 +237,69 @@ def _token(running: RunningSystem, kind: str) -> str | None:
     return mint_token(
         key=key, account_id="rim", seat_id=None, tier=Tier.TEAM, ttl=timedelta(hours=hours)
     )
+
+
+async def test_a_flood_is_refused_before_the_log_and_its_neighbours_are_answered(
+    running: RunningSystem,
+) -> None:
+    """One admitted message in a minute; all that follow are refused, by admission only as many as the edge lets through (E1 to E3)."""
+    partitions = len(await account_partitions(running))
+    place = partition_for_key("flood", partitions)
+    names = (f"neighbour-{n}" for n in count())
+    neighbour = next(name for name in names if partition_for_key(name, partitions) == place)
+    once: dict[str, Any] = {"requests_per_minute": 1, "requests_burst": 1}
+    # An edge that hears of an older policy again lets a burst of that one pass: these two have the same bound.
+    await kept_everywhere(running, await limit(running, **once, open_runs_max=400))
+    await limit(running, **once)
+    first, more = Post(key="first"), Post(chat="two")
+    async with (
+        new_account(running, "flood") as account,
+        person(running, neighbour) as other,
+    ):
+        await account.make_chats((first, more), {})
+        began = time.monotonic()
+        admitted = await account.post(first)
+        assert admitted.status_code == 202, admitted.text
+        refused, over = Counter[str](), asyncio.Event()
+
+        async def flood() -> None:
+            while not over.is_set():
+                answer = await account.post(more)
+                if answer.status_code == 503:
+                    continue  # Where the machine is so slow that the edge or the decision is late.
+                name = answer.json()["error"]["limit"]
+                check(answer, replace(FLOODED, members={"limit": name}))
+                refused[name] += 1
+
+        async def much() -> bool:
+            return refused["flood"] >= 50
+
+        async def attached() -> bool:
+            again = await account.post(
+                first
+            )  # The edge may not have read yet that its key is bound.
+            return again.status_code == 202 and again.json()["id"] == admitted.json()["id"]
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(flood())
+            await eventually_async(much, what="the edge refuses the flood")
+            _, told = await other.ask_until_answered("Hello?", max_output_tokens=2)
+            assert told.end["status"] == "done"
+            await eventually_async(attached, what="a repeat of the bound key attaches")
+            over.set()
+        bound = bound_of(TierLimits(**TIER, **once))
+        flowed = (time.monotonic() - began) * bound.per_minute / 60
+        sent = [
+            record.event
+            for record in await all_records(running, ACCOUNTS)
+            if isinstance(record.event, PromptSubmitted) and record.event.account_id == "flood"
+        ]
+        assert len(sent) <= bound.tries + flowed + 1
+        assert set(refused) <= {"flood", "requests_per_minute"}
+        counted = (await other.http.get("/metrics")).text
+        [metric] = re.findall(r'flood_refused_total{tier="team",what="prompt"} (\S+)', counted)
+        assert float(metric) >= refused["flood"]
 
 
 async def test_an_answer_ends_as_blocked_before_it_says_a_phrase(running: RunningSystem) -> None:
