@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,11 @@ DEFECT_EXIT: Final = 70
 
 # Their debug records are built, and cost CPU, even where nothing is logged below warning.
 _NOISY_LOGGERS: Final = ("aiokafka", "faust", "mode", "httpx", "httpcore", "asyncio")
+
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+_WAKES_MAX: Final = 64
+_kept: list[socket.socket] = []
+"""Open to the end of the process: a signal may come after the loop."""
 
 
 def announce_ready() -> None:
@@ -47,9 +53,28 @@ def start_logging(part: str, level: str) -> None:
 
 
 def stop_requested() -> asyncio.Event:
-    """An event of the running loop that SIGTERM or SIGINT sets. Call it once, early."""
+    """An event of the running loop that SIGTERM or SIGINT sets. Call it once, early, in the main thread.
+
+    The first one counts. Those that follow are ignored to the very end of the process, so that none of them falls between the end of the
+    loop and that of the process and kills what has ended well: a loop's own handlers go with the loop.
+    """
     event = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, event.set)
+    woken, waking = socket.socketpair()
+    for end in (woken, waking):
+        end.setblocking(False)
+
+    def heard(*_: object) -> None:
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def wake() -> None:
+        woken.recv(_WAKES_MAX)
+        event.set()
+
+    asyncio.get_running_loop().add_reader(woken, wake)
+    # A signal between two steps of the loop wakes it too: the interpreter writes to this end as the signal comes.
+    signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    for number in _STOPS:
+        signal.signal(number, heard)
+    _kept.extend((woken, waking))
     return event
