@@ -14,6 +14,7 @@ from typing import Final
 
 import orjson
 
+from edge.catch_up import CatchUpFull, RunUnknown
 from edge.chat_routes import current_leaf
 from edge.decisions.problems import Refused, invalid, not_found, unavailable
 from edge.runs import LiveRun
@@ -26,6 +27,7 @@ from infra.log.tail import OffsetsGone
 from schemas.events.admissions import PromptAdmitted
 from schemas.ids import partition_for_key
 from schemas.topics import ADMISSIONS
+from schemas.vocabulary import Role, RunStatus
 
 UNPROJECTED_RECORDS_MAX: Final = 20_000
 CURSOR_CHARS_MAX: Final = 600
@@ -52,7 +54,7 @@ async def read_branch(
     target = given if given is not None else await current_leaf(edge, chat)
     if target is None:
         return Page(rows=[], next_cursor=None)
-    runs = edge.runs.runs_of_chat(chat.chat_id)
+    runs: Sequence[LiveRun] = edge.runs.runs_of_chat(chat.chat_id)
     await edge.catch_up.bring_up_to_date(runs)
     await wait_for_store(lambda: _in_store(edge, runs))
     missing, stored_leaf = await _missing(edge, chat, runs, target)
@@ -66,12 +68,38 @@ async def read_branch(
             )
         except BadCursor:
             raise _bad_cursor() from None
+        page, runs = await _with_log(edge, page, runs)
     if page.next_cursor is not None:
         return Page(
             rows=laid_over(page.rows, runs), next_cursor=_write_cursor(target, page.next_cursor)
         )
     # At most a question and an answer for each run that the store lacks: they ride on the last page.
     return Page(rows=[*laid_over(page.rows, runs), *missing], next_cursor=None)
+
+
+async def _with_log(
+    edge: EdgeState, page: Page[Message], runs: Sequence[LiveRun]
+) -> tuple[Page[Message], Sequence[LiveRun]]:
+    """The page and the runs, with those of its answers that the store does not have whole and this edge does not hold.
+
+    An edge that has just started holds none of the runs that its predecessor has shown (I15).
+    """
+    held = {run.run_id for run in runs}
+    rows, found = list(page.rows), list(runs)
+    for at, message in enumerate(rows):
+        unfinished = message.role is Role.ASSISTANT and message.status is RunStatus.QUEUED
+        if not unfinished or message.run_id in held:
+            continue
+        try:
+            run = await edge.catch_up.find(message.run_id)
+        except (RunUnknown, CatchUpFull, SpanFailed):
+            continue  # Nothing better is known.
+        if isinstance(run, LiveRun):
+            found.append(run)
+        else:
+            rows[at] = await edge.history.message(message.message_id) or message
+    await edge.catch_up.bring_up_to_date(found[len(runs) :])
+    return Page(rows=rows, next_cursor=page.next_cursor), found
 
 
 async def _in_store(edge: EdgeState, runs: Sequence[LiveRun]) -> bool | None:

@@ -7,7 +7,7 @@ readers of one run share one read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,7 +28,8 @@ LOADS_MAX: Final = 32
 RUNS_ASKED_MAX: Final = 256
 """Runs that are read back or wait for it, about two seconds' work: who asks for another one is refused, and comes back."""
 FIRST_RECORD_WAIT_S_MAX: Final = 1.0
-UP_TO_DATE_WAIT_S_MAX: Final = 1.0
+UP_TO_DATE_WAIT_S_MAX: Final = 5.0
+"""Where the broker is there this takes moments. Whoever is told less than before was told wrong, so a busy machine has its time."""
 TAIL_WAIT_S_MAX: Final = 4.0
 
 
@@ -74,7 +75,8 @@ class CatchUp:
     ) -> LiveRun | PastRun:
         """The run; waits `wait_s` for one of which this edge has seen no record yet, since another may have read further.
 
-        Raises RunUnknown, CatchUpFull, SpanFailed or HistoryUnavailable.
+        Then it is unknown only where this edge has read as far as the log went; with a `wait_s` of 0 at once.
+        Raises RunUnknown, LogBehind, CatchUpFull, SpanFailed or HistoryUnavailable.
         """
         held = self._runs.get(run_id)
         if held is not None and held.transcript.last_offset >= 0:
@@ -130,11 +132,7 @@ class CatchUp:
                 bounds = await self._reader.bounds(TOKENS, partitions)
         except (SpanFailed, TimeoutError):
             return
-        try:
-            async with asyncio.timeout(TAIL_WAIT_S_MAX):
-                await self._runs.reach({p: bounds[p].end for p in partitions})
-        except TimeoutError:
-            raise LogBehind from None
+        await self._reach({p: bounds[p].end for p in partitions})
 
     @asynccontextmanager
     async def _turn(self, run_id: str) -> AsyncIterator[None]:
@@ -152,15 +150,30 @@ class CatchUp:
             if not turn.askers:
                 del self._turns[run_id]
 
-    @staticmethod
-    async def _first_record(run: LiveRun, wait_s: float) -> LiveRun:
+    async def _first_record(self, run: LiveRun, wait_s: float) -> LiveRun:
         try:
             async with asyncio.timeout(wait_s):
                 while run.transcript.last_offset < 0:
                     await run.changed()
         except TimeoutError:
-            raise RunUnknown(run.run_id) from None
+            if wait_s:
+                await self._reach_end(run.address.partition)
+            if run.transcript.last_offset < 0:
+                raise RunUnknown(run.run_id) from None
         return run
+
+    async def _reach_end(self, partition: int) -> None:
+        """Read up to where the log of the partition ends now. Raises SpanFailed or LogBehind where that takes too long."""
+        await self._reach(
+            {partition: (await self._reader.bounds(TOKENS, [partition]))[partition].end}
+        )
+
+    async def _reach(self, ends: Mapping[int, int]) -> None:
+        try:
+            async with asyncio.timeout(TAIL_WAIT_S_MAX):
+                await self._runs.reach(ends)
+        except TimeoutError:
+            raise LogBehind from None
 
     @staticmethod
     def _too_far(address: RunAddress, run: Run) -> bool:

@@ -42,6 +42,7 @@ from schemas.topics import ACCOUNT_SNAPSHOTS, ACCOUNTS, ADMISSIONS, QUOTAS, TOKE
 log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_MS: Final = 500
+OVERDUE_SAVES: Final = ACK_WAIT_MS_MAX // SAVE_INTERVAL_MS
 IN_FLIGHT_RECORDS_MAX: Final = 4_000
 # Well within the snapshot topic's min.compaction.lag.ms of a day.
 REFRESH_INTERVAL_MS: Final = 4 * 3_600_000
@@ -76,14 +77,16 @@ class _InFlight:
     message: Any
     decided: Decided
     sent: tuple[Sent, ...]
-    since_s: float
+    since_save: int
 
-    @property
-    def delivered(self) -> bool:
-        """Whether all outputs are acknowledged. Raises AppendFailed where one never will be."""
+    def delivered(self, save: int) -> bool:
+        """Whether all outputs are acknowledged at this save. Raises AppendFailed where one never will be.
+
+        Saves are counted, and no clock is read: in a time in which the whole process stood still no acknowledgement could be seen.
+        """
         for future in self.sent:
             if not future.done():
-                if time.monotonic() - self.since_s > ACK_WAIT_MS_MAX / 1000:
+                if save - self.since_save > OVERDUE_SAVES:
                     raise AppendFailed(f"an output of offset {self.decided.offset} is overdue")
                 return False
             if (error := future.exception()) is not None:
@@ -110,10 +113,10 @@ class _Owned:
             raise HoleInLog(f"{ACCOUNTS.name}/{self.number}: {offset} came, {bound} was due")
         self.next_offset = max(offset + 1, self.next_offset or 0)
 
-    def take_delivered(self) -> list[_InFlight]:
-        """The longest prefix whose outputs are acknowledged."""
+    def take_delivered(self, save: int) -> list[_InFlight]:
+        """The longest prefix whose outputs are acknowledged at this save. Raises AppendFailed."""
         span = []
-        while self.in_flight and self.in_flight[0].delivered:
+        while self.in_flight and self.in_flight[0].delivered(save):
             span.append(self.in_flight.popleft())
         return span
 
@@ -139,6 +142,7 @@ class AccountLedger:
         self._acknowledge = acknowledge
         self._owned: dict[int, _Owned] = {}
         self._room = asyncio.Event()
+        self._saves = 0
 
     # Assignment
 
@@ -208,7 +212,7 @@ class AccountLedger:
             if decided.unfit:  # S6
                 await park_bad(self._writer, ACCOUNTS, bad_record(message, readable, decided.unfit))
             sent = await self._send_outputs(decided, readable.envelope.trace)
-        owned.in_flight.append(_InFlight(message, decided, tuple(sent), time.monotonic()))
+        owned.in_flight.append(_InFlight(message, decided, tuple(sent), self._saves))
 
     async def _checked(self, message: Any, record: LogRecord) -> LogRecord | BadRecord:
         """A well-formed event that no decision could place is as bad as one that cannot be decoded."""
@@ -254,8 +258,11 @@ class AccountLedger:
 
     async def save(self) -> None:
         """One save of all partitions: rows, then snapshots, then the source records."""
+        self._saves += 1
         spans = [
-            (owned, span) for owned in self._owned.values() if (span := owned.take_delivered())
+            (owned, span)
+            for owned in self._owned.values()
+            if (span := owned.take_delivered(self._saves))
         ]
         plans = [(owned, plan_save([each.decided for each in span])) for owned, span in spans]
         await self._send_rows((owned.number, row) for owned, plan in plans for row in plan.rows)

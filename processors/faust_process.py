@@ -119,15 +119,32 @@ def build_app(settings: FaustSettings) -> faust.App:
 def consume(
     app: faust.App, topic: Topic, take: Callable[[Any, LogRecord | BadRecord], Awaitable[None]]
 ) -> None:
-    """Feed each record of `topic`, with the message to acknowledge, to `take`, one after the other."""
+    """Feed each record of `topic`, with the message to acknowledge, to `take`, one after the other, until the app is told to stop.
+
+    A stop that takes too long is cut off, and then the streams are still there: what they bring is left to whoever comes next.
+    """
     source = app.topic(topic.name, key_type=bytes, value_type=bytes)
 
     async def agent(stream: Any) -> None:
         async for event in stream.noack().events():
             message = event.message
-            await or_die("a record could not be taken", take(message, _record(topic, message)))
+            if _stopping(app):
+                return
+            try:
+                await take(message, _record(topic, message))
+            except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be committed after it
+                if _stopping(app):
+                    log.warning(
+                        "left a record of %s to the next: %s", topic.name, type(error).__name__
+                    )
+                    return
+                die("a record could not be taken", error)
 
     app.agent(source, name=f"take-{topic.name}", concurrency=1)(agent)
+
+
+def _stopping(app: faust.App) -> bool:
+    return bool(app.should_stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ ACK_WAIT_MS_MAX: Final = 10_000
 BUFFER_WAIT_MS_MAX: Final = 5_000
 START_WAIT_MS_MAX: Final = 30_000
 STOP_WAIT_MS_MAX: Final = 3_000
+STOOD_STILL_S: Final = 1.0
+"""A wait that ends so late: the process was stopped, or its machine slept."""
 UNKNOWN_TOPIC_PAUSE_S: Final = 0.1
 # Room for headers, key and batch framing inside the topic's own limit.
 RECORD_OVERHEAD_BYTES: Final = 2_048
@@ -214,9 +216,18 @@ def _copy(sent: asyncio.Future[object], appended: asyncio.Future[Appended]) -> N
 async def acknowledged(
     future: asyncio.Future[Appended], *, wait_ms_max: int = ACK_WAIT_MS_MAX
 ) -> Appended:
-    """Wait for an acknowledgement. Raises AppendFailed; the record's fate is then unknown."""
+    """Wait for an acknowledgement. Raises AppendFailed; the record's fate is then unknown.
+
+    Where the whole process stood still meanwhile, nothing that came could be seen: then it waits once more.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + wait_ms_max / 1000
+    await asyncio.wait([future], timeout=wait_ms_max / 1000)
+    if not future.done() and clock() - until > STOOD_STILL_S:
+        await asyncio.wait([future], timeout=wait_ms_max / 1000)
+    if not future.done():
+        raise AppendFailed("TimeoutError")
     try:
-        async with asyncio.timeout(wait_ms_max / 1000):
-            return await asyncio.shield(future)
-    except (KafkaError, TimeoutError) as error:
+        return future.result()
+    except KafkaError as error:
         raise AppendFailed(type(error).__name__) from error

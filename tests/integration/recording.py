@@ -30,10 +30,15 @@ from tests.integration.waiting import ACK_WAIT_MS, PATIENCE_S, eventually
 PARTITIONS: Final = 2
 ID_KEY: Final = b"k" * 32
 ACCOUNT: Final = "acc-1"
+CHANGED_LIMITS: Final = "tests.integration.changed_limits"
+
+
+# For a process that nothing is to take over from: however slow the machine is, its partitions stay with it.
+STEADY: Final[Mapping[str, str]] = {"TURNLOG_SESSION_MS": "20000"}
 
 
 class PartProcess:
-    """`python -m <module>` against one broker; its home is `folder`."""
+    """`python -m <module>` against one broker; its home is `folder`. `limits` are constants of modules that are others than usual."""
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class PartProcess:
         *,
         bootstrap: str,
         variables: Mapping[str, str] | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         name = f"{module.rpartition('.')[2]}-{secrets.token_hex(3)}"
         self._ready = folder / f"{name}.ready"
@@ -53,7 +59,10 @@ class PartProcess:
             "TURNLOG_READY_FILE": str(self._ready),
             **(variables or {}),
         }
-        self.process = start_module(module, log=self._log, variables=chosen)
+        argv = [module]
+        if limits:
+            argv = [CHANGED_LIMITS, module, *(f"{path}={n}" for path, n in limits.items())]
+        self.process = start_module(*argv, log=self._log, variables=chosen)
 
     def __enter__(self) -> Self:
         return self

@@ -41,7 +41,7 @@ from tests.integration.refusal_cases import (
     policy_file,
 )
 from tests.integration.running import RunningSystem
-from tests.integration.waiting import eventually_async
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 HEADERS: Final = ("retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
 FOUR: Final = {"message", "type", "param", "code"}
@@ -71,7 +71,9 @@ async def limit(running: RunningSystem, phrases: tuple[str, ...] = (), **changes
     key = load_secrets(running.home).token_key
     token = mint_admin_token(key=key, name="olga", ttl=timedelta(hours=1))
     headers = {"authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=running.url, headers=headers, timeout=30) as client:
+    async with httpx.AsyncClient(
+        base_url=running.url, headers=headers, timeout=PATIENCE_S
+    ) as client:
         answer = await client.put("/v1/admin/policy", content=policy_file(phrases, **changes))
         assert answer.status_code == 200, answer.text
         version = answer.json()["version"]
@@ -219,7 +221,7 @@ async def test_a_request_that_is_no_prompt_is_refused_as_the_contract_says(
         path = case.path.format(chat=await one.new_chat(), foreign_chat=await other.new_chat())
         token = _token(running, case.token)
         headers = {"authorization": f"Bearer {token}"} if token is not None else {}
-        async with httpx.AsyncClient(base_url=running.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as client:
             answer = await client.request(case.method, path, content=case.body, headers=headers)
         check(answer, case.answer)
 

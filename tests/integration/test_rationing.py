@@ -137,10 +137,13 @@ async def rationed(home: Path, bootstrap: str, edge: EdgeProcess) -> AsyncIterat
         yield Rationed(bootstrap=bootstrap, home=home, edge=edge, peer=peer)
 
 
-async def post(client: httpx.AsyncClient, chat: str, **fields: object) -> httpx.Response:
+async def post(
+    client: httpx.AsyncClient, chat: str, *, key: str | None = None, **fields: object
+) -> httpx.Response:
     """Post a message and wait for the decision only."""
     body = {"content": "hello", "background": True, "max_output_tokens": 5, **fields}
-    return await client.post(f"/v1/chats/{chat}/messages", json=body)
+    headers = {} if key is None else {"idempotency-key": key}
+    return await client.post(f"/v1/chats/{chat}/messages", json=body, headers=headers)
 
 
 def refused(answer: httpx.Response) -> tuple[int, str, str | None]:
@@ -232,18 +235,13 @@ async def test_each_reason_to_refuse_reaches_the_client(rationed: Rationed) -> N
             instead = await post(client, chat, on_busy="interrupt")
             assert instead.status_code == 202, instead.text
             for answer in (first, behind):
-                run = await client.get(f"/v1/chats/{chat}/runs/{answer.json()['id']}")
-                assert run.json()["status"] == "cancelled"
+                await until_cancelled(client, chat, answer.json()["id"])
             unknown = await post(client, chat, model="gpt")
             assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "unknown_model")
             long = await post(client, chat, content="word " * 400, on_busy="enqueue")
             assert (long.status_code, long.json()["error"]["code"]) == (422, "context_too_long")
-        parents = {
-            event.run_id: (event.parent_id, event.after_run_id)
-            for event in await rationed.events(ADMISSIONS)
-            if isinstance(event, PromptAdmitted)
-        }
         runs = [answer.json() for answer in (first, behind, instead)]
+        parents = await parents_of(rationed, {run["id"] for run in runs})
         assert parents[runs[0]["id"]] == (None, None)
         assert parents[runs[1]["id"]] == (runs[0]["message_id"], runs[0]["id"])
         assert parents[runs[2]["id"]] == (runs[1]["message_id"], runs[1]["id"])
@@ -270,6 +268,32 @@ async def test_each_reason_to_refuse_reaches_the_client(rationed: Rationed) -> N
                     assert answer.json()["error"]["wait_ms"] > 0
 
 
+async def until_cancelled(client: httpx.AsyncClient, chat: str, run_id: str) -> None:
+    """Admission cancels a run in that run's partition and queues the next one in another: nothing orders the two."""
+
+    async def cancelled() -> bool:
+        run = await client.get(f"/v1/chats/{chat}/runs/{run_id}")
+        return bool(run.json()["status"] == "cancelled")
+
+    await eventually_async(cancelled, what=f"{run_id} is cancelled")
+
+
+async def parents_of(
+    rationed: Rationed, runs: set[str]
+) -> dict[str, tuple[str | None, str | None]]:
+    """What these runs follow, once all of their admissions are on the log, which is after their clients know of them."""
+
+    async def all_told() -> dict[str, tuple[str | None, str | None]] | None:
+        found = {
+            event.run_id: (event.parent_id, event.after_run_id)
+            for event in await rationed.events(ADMISSIONS)
+            if isinstance(event, PromptAdmitted)
+        }
+        return found if runs <= found.keys() else None
+
+    return await eventually_async(all_told, what="each admission is on the log")
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_of_many_submissions_at_once_exactly_as_many_are_admitted_as_there_is_room_for(
     rationed: Rationed, processes: int
@@ -282,7 +306,8 @@ async def test_of_many_submissions_at_once_exactly_as_many_are_admitted_as_there
         async with rationed.client() as client:
             account = rationed.account
             chats = await asyncio.gather(*(new_chat(client) for _ in range(SUBMISSIONS)))
-            sending = [asyncio.create_task(post(client, chat)) for chat in chats]
+            # With a key: an edge that gives up on a prompt without one cancels it, and that makes room.
+            sending = [asyncio.create_task(post(client, chat, key=chat)) for chat in chats]
             if processes > 1:
                 await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
                 parts[0].kill()

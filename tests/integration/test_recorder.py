@@ -18,7 +18,7 @@ from schemas.events.tokens import RunCancelled, RunEnded
 from schemas.ids import derived_event_id
 from schemas.topics import ACCOUNTS, OUTCOMES, TOKENS
 from schemas.vocabulary import CancelReason, EndCause, FinishReason
-from tests.integration.recording import PARTITIONS, Log, PartProcess
+from tests.integration.recording import PARTITIONS, STEADY, Log, PartProcess
 from tests.integration.running import RunningBroker
 from tests.integration.waiting import eventually_async
 
@@ -142,7 +142,7 @@ async def test_a_deadline_is_kept_with_every_other_process_dead(
     await log.queue(run_id, deadline_ms=2_000)
     await log.start(run_id)
     await log.say(run_id, "half an ans")
-    with PartProcess(RECORDER, tmp_path, bootstrap=bootstrap):
+    with PartProcess(RECORDER, tmp_path, bootstrap=bootstrap, variables=STEADY):
         found = await outcome(log, run_id)
     assert found.finish_reason is FinishReason.DEADLINE
     assert (found.text, found.input_tokens, found.output_tokens) == ("half an ans", 7, 1)
@@ -180,7 +180,7 @@ async def test_malformed_records_are_parked_and_the_partition_goes_on(
     await log.start(run_id)
     await log.end(run_id, 0)
     before = {record.offset for record in await log.read_dead(TOKENS)}
-    with PartProcess(RECORDER, tmp_path, bootstrap=bootstrap) as recorder:
+    with PartProcess(RECORDER, tmp_path, bootstrap=bootstrap, variables=STEADY) as recorder:
         assert (await outcome(log, run_id)).finish_reason is FinishReason.STOP
         assert recorder.stop() == 0, recorder.log()
     parked = [r for r in await log.read_dead(TOKENS) if r.offset not in before]

@@ -19,6 +19,11 @@ from tests.integration.processes import turnlog
 from tests.integration.running import RunningSystem
 
 ACCOUNT = "acc-verify"
+# An answer of more than a minute: whoever cancels it may take his time.
+LONG = 1_000
+DELAY_MS = 100
+# Lateness is no loss.
+PATIENT = ("--settle-s", "100", "--grace-s", "60")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +50,12 @@ async def answered(running: RunningSystem, count: int) -> list[str]:
             chat = await client.call("POST", "/v1/chats", {})
             run_id = ""
             last = number == count - 1
-            body = {"content": f"question {number}", "max_output_tokens": 500 if last else 20}
+            body = {"content": f"question {number}", "max_output_tokens": LONG if last else 20}
+            cancelled = False
             async for event in client.say(chat["id"], body):
                 run_id = event.data.get("run_id", run_id)
-                if last and event.name == "message.delta":
+                if last and event.name == "message.delta" and not cancelled:
+                    cancelled = True  # Deltas that were on their way may follow.
                     path = f"/v1/chats/{chat['id']}/runs/{run_id}/cancel"
                     await client.call("POST", path)
             runs.append(run_id)
@@ -58,12 +65,14 @@ async def answered(running: RunningSystem, count: int) -> list[str]:
 async def test_a_system_that_has_run_is_clean_until_somebody_tampers_with_a_topic(
     system: SystemFactory,
 ) -> None:
-    running = system({"TURNLOG_SCRIPTED_DELAY_MS": "20", "TURNLOG_SCRIPTED_TOKENS": "500"})
+    running = system(
+        {"TURNLOG_SCRIPTED_DELAY_MS": f"{DELAY_MS}", "TURNLOG_SCRIPTED_TOKENS": f"{LONG}"}
+    )
     kafka = running.bootstrap
     command = Turnlog(variables={"TURNLOG_HOME": str(running.home), "TURNLOG_KAFKA": kafka})
     runs = await answered(running, 4)
 
-    clean = command("verify")
+    clean = command("verify", *PATIENT)
     assert clean.returncode == 0, clean.stdout + clean.stderr
     counts = dict(line.rsplit(None, 1) for line in clean.stdout.splitlines()[:-1])
     assert counts["prompts"] == counts["runs"] == counts["finished runs"] == "4"
