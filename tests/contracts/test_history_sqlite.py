@@ -424,6 +424,7 @@ async def test_a_query_that_takes_too_long_is_interrupted(
     for _ in range(5):  # More often than there are connections: each one comes back.
         with pytest.raises(TimeoutError):
             await history._rows(forever)
+    monkeypatch.setattr("infra.history.sqlite.READ_WAIT_MS_MAX", 60_000)
     assert await history.run("run") is None
     await history.close()
 
