@@ -20,7 +20,7 @@ from schemas.events.accounts import PromptSubmitted
 from schemas.events.tokens import AttemptStarted, RunQueued, TokensGenerated
 from schemas.events.workers import WorkerLoadReported
 from schemas.ids import RunAddress, mint_run_id
-from schemas.vocabulary import LANE_OF_TIER, Tier
+from schemas.vocabulary import Tier, lane_of
 
 ID_KEY: Final = b"the simulator's ids"
 
@@ -51,7 +51,7 @@ class Edges:
         view = self.views[edge]
         counts = prompt_tokens(ask)
         candidates = [ask.model] if ask.model else list(counts)[:1]
-        lane = LANE_OF_TIER[ask.tier]
+        lane = lane_of(ask.tier, ask.service_tier)
         partition = view.place(
             ask.chat_id,
             partitions=self._scenario.partitions,
@@ -89,10 +89,13 @@ class Edges:
             model=ask.model,
             max_output_tokens=ask.asked,
             on_busy=ask.on_busy,
+            service_tier=ask.service_tier,
             idempotency_key=ask.key,
             fingerprint=ask.key or "",
             prompt_tokens=counts,
-            load=view.load(list(counts), partition, self._shares, account_id=ask.account_id),
+            load=view.load(
+                list(counts), partition, self._shares, account_id=ask.account_id, lanes=[lane]
+            ),
             ended_runs=tuple(self._ended.get(ask.account_id, ())),
         )
         view.sent(run_id, partition=partition, lane=lane, models=candidates)

@@ -75,6 +75,9 @@ class Figures:
         self.queued_tokens: Counter[Group] = Counter()
         self.most_queued_tokens: Counter[Group] = Counter()
         self.sometimes: Counter[str] = Counter()
+        self.background_started = 0
+        self.background_before_others = 0
+        """Of those, how many while somebody of another lane waited at the same worker."""
         self._waiting: defaultdict[Group, Counter[str]] = defaultdict(Counter)
         self._in_queue: set[str] = set()
         self._started: set[str] = set()
@@ -191,6 +194,10 @@ class Figures:
             if run.state.n:
                 self.sometimes["takeover in mid-answer"] += 1
             return
+        if lane_of(run) is Lane.BACKGROUND:
+            self.background_started += 1
+            waiting = node.in_lane.total() - node.in_lane[Lane.BACKGROUND]
+            self.background_before_others += waiting > 0
         self._leave(run)
         run.started_ms = now_ms
         run.contested = node.in_lane[Lane.FREE] > 0

@@ -45,6 +45,7 @@ def judge(outcome: Outcome) -> list[Law]:
         *_floor(outcome),
         _fairness(outcome),
         *_queues(outcome),
+        _background(outcome),
         _estimates(outcome),
         _refusals(outcome),
         *_books(outcome),
@@ -217,6 +218,19 @@ def _queues(outcome: Outcome) -> list[Law]:
                 )
             )
     return found
+
+
+def _background(outcome: Outcome) -> Law:
+    """A takeover goes first of all and is none of them (K2, K4)."""
+    figures = outcome.figures
+    none = not figures.background_started
+    return Law(
+        name="Background work goes last: its requests that were started while another lane waited at their worker",
+        figure="–" if none else f"{figures.background_before_others:,}",
+        bound="0",
+        held=None if none else not figures.background_before_others,
+        says="none was started" if none else f"{figures.background_started:,} started",
+    )
 
 
 def audited(outcome: Outcome) -> list[Waited]:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from infra.capacity.scenario import LARGE, OUTPUT_TOKENS_PAID, SMALL, Scenario
-from schemas.vocabulary import OnBusy, Tier
+from schemas.vocabulary import OnBusy, ServiceTier, Tier
 
 ACCOUNT_EVERY_S: Final = 20.0
 """How often an account of the free and plus tiers sends, on average."""
@@ -58,6 +58,7 @@ class Ask:
     asked: int
     on_busy: OnBusy
     key: str | None
+    service_tier: ServiceTier
     cancel_after_ms: float | None
     draws: tuple[int, int, bytes]
 
@@ -165,10 +166,15 @@ class People:
             output=output,
             asked=asked,
             on_busy=on_busy,
+            service_tier=self._service_tier(),
             key=f"key-{self._number}" if random.random() < KEYED_SHARE else None,
             cancel_after_ms=random.expovariate(1 / CANCEL_AFTER_MS) if cancels else None,
             draws=(random.getrandbits(30), random.getrandbits(30), random.randbytes(10)),
         )
+
+    def _service_tier(self) -> ServiceTier:
+        every = self._scenario.pattern.flex_every
+        return ServiceTier.FLEX if every and self._number % every == 0 else ServiceTier.DEFAULT
 
 
 def prompt_tokens(ask: Ask) -> dict[str, int]:

@@ -32,6 +32,8 @@ OUTPUT_TOKENS_FREE: Final = 2_048
 OUTPUT_TOKENS_PAID: Final = 32_000
 INPUT_TOKENS: Final = 16_384
 PARTITIONS_A_WORKER: Final = 2
+FLEX_EVERY: Final = 10
+"""Where the rate is at its peak all the time, prompts that can wait are all refused: they come where it rises and falls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Rate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """Who sends how much when. `abuser_share` of the prompts are of one paying account, `team_share` of one team of 5,000
-    seats; of the others `free_share` and `plus_share` are of these tiers, the rest of teams.
+    seats; of the others `free_share` and `plus_share` are of these tiers, the rest of teams. One of `flex_every` can wait; 0: none.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Pattern:
     team_share: float = 0.0
     free_share: float = 0.7
     plus_share: float = 0.2
+    flex_every: int = 0
 
 
 PATTERNS: Final = {
@@ -63,7 +66,8 @@ PATTERNS: Final = {
         Pattern(name="steady", says="the peak rate all the time"),
         Pattern(
             name="burst",
-            says="what the workers can do, and for a quarter of the time the peak rate",
+            says="what the workers can do, and for a quarter of the time the peak rate; a tenth can wait",
+            flex_every=FLEX_EVERY,
             rates=(
                 Rate(at=0, share=0.12),
                 Rate(at=0.25, share=0.12),
@@ -85,7 +89,8 @@ PATTERNS: Final = {
         ),
         Pattern(
             name="daily",
-            says="a day's rise to the peak rate and fall, in the time there is",
+            says="a day's rise to the peak rate and fall, in the time there is; a tenth can wait",
+            flex_every=FLEX_EVERY,
             rates=(
                 Rate(at=0, share=0.05),
                 Rate(at=0.35, share=0.3),

@@ -14,7 +14,7 @@ from infra.capacity.scenario import PATTERNS
 from infra.capacity.simulation import Simulation
 from tests.simulation.capacity.small import EVERY_FAULT, broken, simulated, small
 
-BOOKS = ("(I1)", "(I5)", "(I6)", "(I7)", "cap", "Queues")
+BOOKS = ("(I1)", "(I5)", "(I6)", "(I7)", "cap", "Queues", "goes last")
 
 
 @pytest.mark.parametrize("pattern", list(PATTERNS))

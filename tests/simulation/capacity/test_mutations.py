@@ -16,7 +16,7 @@ from infra.capacity import runs
 from infra.capacity.laws import judge
 from infra.capacity.node import Node
 from infra.capacity.runs import Run
-from infra.capacity.scenario import Scenario
+from infra.capacity.scenario import PATTERNS, Scenario
 from infra.capacity.simulation import Simulation
 from processors.decisions import admission, lane_room
 from schemas.events.accounts import LaneLimits, LoadView
@@ -59,6 +59,12 @@ def no_wait_is_told(simulation: Simulation, patch: Patch) -> None:
         return with_fields(view, waits=tuple(with_fields(w, wait_ms=0) for w in view.waits))
 
     patch.setattr(Workers, "load", zero)
+
+
+def background_has_a_floor(simulation: Simulation, patch: Patch) -> None:
+    floor = LaneLimits(weight=0, floor_percent=50)
+    for node in simulation.fleet.all_nodes:
+        node.lanes.change_shares({**simulation.scenario.policy.lanes, Lane.BACKGROUND: floor})
 
 
 def slow_decisions(simulation: Simulation, patch: Patch) -> None:
@@ -150,6 +156,14 @@ def test_where_the_free_tier_is_shed_its_floor_is_judged_in_the_whole(monkeypatc
     laws = {law.name: law.held for law in judge(simulated(shedding()))}
     assert [held for law, held in laws.items() if name in law] == [True], laws
     names = broken_by(the_ladder_leaves_no_floor, shedding(), monkeypatch)
+    assert any(name in law for law in names), names
+
+
+def test_background_work_goes_last_and_with_a_floor_it_would_not(monkeypatch: Patch) -> None:
+    name = "Background work goes last"
+    laws = {law.name: law.held for law in judge(simulated(small(PATTERNS["burst"])))}
+    assert [held for law, held in laws.items() if name in law] == [True], laws
+    names = broken_by(background_has_a_floor, small(PATTERNS["burst"]), monkeypatch)
     assert any(name in law for law in names), names
 
 
