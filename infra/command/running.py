@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ import typer
 from infra.settings import read_settings_or_exit
 from infra.supervisor.home import (
     SystemState,
+    created_s,
     end_leftovers,
     holder,
     is_locked,
@@ -45,12 +47,13 @@ def down() -> None:
         ended = end_leftovers(settings.home) if not is_locked(settings.home) else ()
         typer.echo(f"Nothing runs in {settings.home}." if not ended else ended_line(ended))
         return
-    pid, created_s = supervisor.pid, supervisor.create_time()
-    os.kill(pid, signal.SIGTERM)
+    pid, created = supervisor.pid, created_s(supervisor.pid)
+    with suppress(ProcessLookupError):  # It has just ended by itself.
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + DOWN_WAIT_S
     pause = threading.Event()
     # Looked at, not waited for: it is not our child, and whose child it is may be slow to bury it.
-    while live_process(pid, created_s) is not None:
+    while live_process(pid, created) is not None:
         if time.monotonic() >= deadline:
             typer.echo(f"turnlog: pid {pid} did not stop in {DOWN_WAIT_S:g} s", err=True)
             raise SystemExit(1)

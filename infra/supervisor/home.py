@@ -1,7 +1,8 @@
 """What one system keeps about itself in its home: the lock of its supervisor and its state file.
 
 The state file `supervisor.json` names every process with its pid and its time of creation, which
-together identify it: a pid alone may long be somebody else's.
+together identify it: a pid alone may long be somebody else's. The time is counted from the machine's
+start, which the file names too: the clock may be set while the system runs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +29,9 @@ LOCK_POLL_S: Final = 0.01
 LEFTOVER_TERM_S: Final = 4.0
 LEFTOVER_KILL_S: Final = 2.0
 SAME_PROCESS_S: Final = 0.05
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+CREATED_FIELD: Final = 19
+"""Of /proc/PID/stat behind the name: ticks from the machine's start to the process's."""
 # With less a broker dies at its first segment.
 FREE_MIB_MIN: Final = 32
 
@@ -37,7 +42,7 @@ class HomeInUseError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """One process. `created_s` is the kernel's time of its creation, in seconds of the epoch."""
+    """One process. `created_s` is the kernel's time of its creation, as `created_s()` says it."""
 
     name: str
     pid: int
@@ -50,8 +55,9 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemState:
-    """The whole: `ready` once every part has been ready."""
+    """The whole: `ready` once every part has been ready. `boot` names the machine's start in which it was written."""
 
+    boot: str
     supervisor_pid: int
     supervisor_created_s: float
     started_at_s: float
@@ -132,13 +138,14 @@ def write_state(home: Path, state: SystemState) -> None:
 
 
 def read_state(home: Path) -> SystemState | None:
-    """The last state that was written; None where there is none that can be read."""
+    """The last state that was written since the machine's start; None where there is none that can be read."""
     try:
         raw: dict[str, Any] = json.loads((home / STATE_NAME).read_text("utf-8"))
         parts = tuple(ProcessState(**part) for part in raw.pop("parts"))
-        return SystemState(**{**raw, "urls": tuple(raw["urls"]), "parts": parts})
+        state = SystemState(**{**raw, "urls": tuple(raw["urls"]), "parts": parts})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return state if state.boot == _boot() else None
 
 
 def running_system(home: Path) -> SystemState | None:
@@ -155,18 +162,35 @@ def forget_state(home: Path) -> None:
 
 
 def created_s(pid: int) -> float:
-    """When the kernel made this process; 0.0 when it is gone already."""
+    """When the kernel made this process, in seconds from the machine's start where that can be told; 0.0 when it is gone already."""
     try:
-        return psutil.Process(pid).create_time()
+        return _created_s(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return 0.0
+
+
+def _created_s(process: psutil.Process) -> float:
+    if sys.platform != "linux":
+        return process.create_time()
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(process.pid) from None
+    return int(stat.rpartition(b")")[2].split()[CREATED_FIELD]) / os.sysconf("SC_CLK_TCK")
+
+
+def _boot() -> str:
+    """Another one after each start of the machine, where that can be told."""
+    with suppress(OSError):
+        return BOOT_ID.read_text("ascii").strip()
+    return ""
 
 
 def live_process(pid: int, created: float) -> psutil.Process | None:
     """The process with this pid, if it is still the one that was created then."""
     try:
         process = psutil.Process(pid)
-        same = abs(process.create_time() - created) < SAME_PROCESS_S
+        same = abs(_created_s(process) - created) < SAME_PROCESS_S
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
@@ -212,6 +236,7 @@ def own_state(
 ) -> SystemState:
     """The state of the system that this process supervises."""
     return SystemState(
+        boot=_boot(),
         supervisor_pid=os.getpid(),
         supervisor_created_s=created_s(os.getpid()),
         started_at_s=started_at_s,

@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TextIO
 
+import psutil
+
 from infra.settings import SettingsError
 from infra.supervisor.home import (
     FREE_MIB_MIN,
-    created_s,
     forget_state,
     free_mib,
     own_state,
@@ -50,7 +51,7 @@ class Supervisor:
         self._urls = tuple(urls)
         self._after_broker = after_broker
         # Counted from the start of this process, so that fetching and formatting are in it.
-        self._started_at_s = created_s(os.getpid())
+        self._started_at_s = psutil.Process().create_time()
         self._all_ready = False
         self._failure: str | None = None
         self._exit_code = 0

@@ -8,12 +8,22 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 import infra.supervisor.home as home_module
-from infra.supervisor.home import LOCK_NAME, HomeInUseError, is_locked, locked_home
+from infra.supervisor.home import (
+    LOCK_NAME,
+    HomeInUseError,
+    is_locked,
+    locked_home,
+    own_state,
+    running_system,
+    write_state,
+)
 
 TIMES = 2_000
 
@@ -65,6 +75,18 @@ def test_who_stood_still_while_another_asked_tries_again(
         monkeypatch.setattr(home_module, "holder", stood_still)
         with locked_home(tmp_path):
             pass
+
+
+def test_a_system_is_found_though_the_clock_was_set_and_not_after_another_start_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = own_state(started_at_s=0.0, ready=True, kafka="a:1", urls=(), parts=())
+    write_state(tmp_path, state)
+    set_clock = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda each: set_clock(each) + 3_600)
+    assert running_system(tmp_path) == state
+    write_state(tmp_path, replace(state, boot="another"))
+    assert running_system(tmp_path) is None
 
 
 def test_a_home_that_is_taken_is_refused_with_who_has_it(tmp_path: Path) -> None:
