@@ -7,6 +7,7 @@ import signal
 import socket
 from pathlib import Path
 
+import httpx
 import psutil
 
 from infra.supervisor.home import live_process, read_state
@@ -34,7 +35,18 @@ def test_a_system_comes_up_shows_its_parts_and_stops_leaving_nothing(
     wanted = {"kafka", *PROCESSORS, "worker-0", "edge-0", "edge-1"}
     assert set(running.parts()) == wanted
 
-    shown = turnlog("status", variables={"TURNLOG_HOME": str(running.home)})
+    # Every route works by then, at every edge, and a command needs no more than the home.
+    home = {"TURNLOG_HOME": str(running.home)}
+    token = turnlog("token", "--account", "me", "--tier", "plus", variables=home).stdout.strip()
+    for url in running.urls:
+        quota = httpx.get(
+            f"{url}/v1/quota", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S
+        )
+        assert quota.status_code == 200, quota.text
+    policy = turnlog("policy", "show", variables=home)
+    assert policy.returncode == 0, policy.stderr
+
+    shown = turnlog("status", variables=home)
     assert shown.returncode == 0
     for name in wanted:
         assert f"{running.part(name).pid}" in shown.stdout
