@@ -16,7 +16,6 @@ import pytest
 
 from edge.auth import mint_admin_token
 from edge.decisions.load_view import pace, used_tokens
-from infra.command.edge_client import EdgeRefusedError
 from infra.models import ModelFileMissingError, model_spec
 from infra.secrets import load_secrets
 from processors.decisions.lane_room import RETRY_OVERLOADED_MS_MAX
@@ -99,7 +98,7 @@ async def asked(one: Person, given_up: set[str], **fields: object) -> Told:
     """
 
     async def decided() -> Told | None:
-        chat_id = await one.new_chat()
+        chat_id = await one.until_answered(one.new_chat)
         path = f"/v1/chats/{chat_id}/messages"
         async with one.http.stream("POST", path, json={"content": "Hello", **fields}) as response:
             if response.is_error:
@@ -154,17 +153,11 @@ class Climb:
 
     async def _start(self, runs: int) -> None:
         async def one() -> None:
-            chat_id = await self.crowd.new_chat()
-
-            async def taken() -> dict[str, Any] | None:
-                try:
-                    return await self.crowd.start(chat_id, "Tell me a long story.")
-                except EdgeRefusedError as error:
-                    if error.status == 503:
-                        return None  # The ladder takes from the free tier alone: the edge was late.
-                    raise
-
-            run = await eventually_async(taken, what="a run of the crowd is taken")
+            chat_id = await self.crowd.until_answered(self.crowd.new_chat)
+            # The ladder takes from the free tier alone: who refuses this one is an edge that is late.
+            run = await self.crowd.until_answered(
+                lambda: self.crowd.start(chat_id, "Tell me a long story.")
+            )
             self.waiting.append((chat_id, run["id"]))
 
         await asyncio.gather(*(one() for _ in range(runs)))

@@ -111,7 +111,7 @@ class Crowd:
         """One run, from its chat to its end. Where the system is too busy to take it, it is asked again."""
         one = self.late if way is Way.LATE else self.rng.choice(self.others)
         moment = self.rng.randrange(5)
-        chat_id = await one.new_chat()
+        chat_id = await one.until_answered(one.new_chat)
         answer = await self._taken(one, chat_id, {"stream": False, **FIELDS[way]})
         self.asked[way] += 1
         if way is Way.CANCELLED:
@@ -204,7 +204,11 @@ async def block_what_is_said(running: RunningSystem, one: Person, tmp_path: Path
 
 async def cancel_before_the_queue(running: RunningSystem, crowd: Crowd) -> None:
     """Admission stands still, so that these runs are cancelled before they are queued."""
-    chats = {await one.new_chat(): one for one in crowd.others for _ in range(EARLY // 7 + 1)}
+    chats = {
+        await one.until_answered(one.new_chat): one
+        for one in crowd.others
+        for _ in range(EARLY // 7 + 1)
+    }
     body = FIELDS[Way.CANCELLED]
     running.kill("admission", signal.SIGSTOP)
     try:
