@@ -42,6 +42,7 @@ from schemas.events.tokens import (
 from schemas.ids import derived_event_id
 from schemas.topics import ACCOUNTS, ADMISSIONS, CHATS, OUTCOMES, TOKENS, WORKERS, Topic
 from schemas.vocabulary import EndCause, EndWriter, FinishReason, Lane, Tier
+from tests.integration.changed_limits import with_limits
 from tests.integration.processes import end_process, start_module
 from tests.integration.running import free_ports
 from tests.integration.waiting import ACK_WAIT_MS, PATIENCE_S, eventually, eventually_async
@@ -53,9 +54,16 @@ LATE: Final = (b'"log_behind"', b"as many streams as it can serve in time")
 
 
 class EdgeProcess:
-    """One `python -m edge.server`."""
+    """One `python -m edge.server`. `limits` are constants of modules that are others than usual."""
 
-    def __init__(self, *, home: Path, bootstrap: str, variables: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        *,
+        home: Path,
+        bootstrap: str,
+        variables: Mapping[str, str] = {},
+        limits: Mapping[str, int] = {},
+    ) -> None:
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = home / f"edge-{self.port}.log"
@@ -67,7 +75,9 @@ class EdgeProcess:
             "TURNLOG_LOW_DISK_MB": "0",
         }
         self.process = start_module(
-            "edge.server", log=self.log_path, variables={**chosen, **variables}
+            *with_limits("edge.server", limits),
+            log=self.log_path,
+            variables={**chosen, **variables},
         )
 
     def wait_ready(self) -> Self:

@@ -24,13 +24,13 @@ from schemas.events.tokens import (
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
 from schemas.topics import TOKENS, Topic
 from schemas.vocabulary import EndCause, EndWriter, Lane, Tier
+from tests.integration.changed_limits import with_limits
 from tests.integration.processes import end_process, start_module
 from tests.integration.waiting import ACK_WAIT_MS, PATIENCE_S, eventually
 
 PARTITIONS: Final = 2
 ID_KEY: Final = b"k" * 32
 ACCOUNT: Final = "acc-1"
-CHANGED_LIMITS: Final = "tests.integration.changed_limits"
 
 
 # For a process that nothing is to take over from: however slow the machine is, its partitions stay with it.
@@ -59,10 +59,9 @@ class PartProcess:
             "TURNLOG_READY_FILE": str(self._ready),
             **(variables or {}),
         }
-        argv = [module]
-        if limits:
-            argv = [CHANGED_LIMITS, module, *(f"{path}={n}" for path, n in limits.items())]
-        self.process = start_module(*argv, log=self._log, variables=chosen)
+        self.process = start_module(
+            *with_limits(module, limits or {}), log=self._log, variables=chosen
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,15 @@ async def test_an_id_that_was_never_used_is_unknown_where_the_store_is_not_behin
 
 
 @pytest.fixture
-def leaving(another_edge: EdgeFactory) -> EdgeProcess:
-    """An edge that the test tells to go."""
-    return another_edge().wait_ready()
+def leaving(edge_home: Path, edge_bootstrap: str) -> Iterator[EdgeProcess]:
+    """An edge that the test tells to go, with more time for it than usual: a busy machine cuts none of its answers off."""
+    edge = EdgeProcess(
+        home=edge_home,
+        bootstrap=edge_bootstrap,
+        limits={"edge.server.SHUTDOWN_S_MAX": 8, "edge.bodies.BODY_WAIT_S_MAX": 300},
+    )
+    yield edge.wait_ready()
+    edge.end()
 
 
 async def test_an_edge_that_goes_answers_what_waits_for_a_decision_and_cancels_it(
