@@ -46,7 +46,9 @@ USED_SHARE: Final = 0.5
 """Guesses until a worker has seen requests end."""
 USED_SHARE_MIN: Final = 0.01
 TOKENS_PER_S: Final = 100.0
-"""Guess until a worker was seen full: what it made while little was asked of it says too little, and would refuse people."""
+TOKENS_PER_S_A_SLOT: Final = 25.0
+"""Guess until a worker was seen full: each of its slots at the pace at which people read. What it made while little was asked of it says
+too little, and would refuse people."""
 TOKENS_PER_S_MIN: Final = 10.0
 LAST_TOKENS_MIN: Final = 1.0
 """What a lane that goes last has in front of it at least: by it the others' backlog is waited for."""
@@ -234,7 +236,7 @@ def pace(report: WorkerLoadReported) -> float:
     """Tokens of prompt and output per second that the worker makes when it is full, as far as it is known."""
     if report.full_tokens_per_s:
         return max(report.full_tokens_per_s, TOKENS_PER_S_MIN)
-    return max(report.decode_tokens_per_s, TOKENS_PER_S)
+    return max(report.decode_tokens_per_s, TOKENS_PER_S, TOKENS_PER_S_A_SLOT * report.slots)
 
 
 def used_share(report: WorkerLoadReported, lane: Lane) -> float:

@@ -67,6 +67,7 @@ class Node:
         timeline: Timeline,
         tokens: TokenLog,
         shares: dict[Lane, LaneLimits],
+        cold: bool = False,
     ) -> None:
         self.name = name
         self.model = model
@@ -100,8 +101,8 @@ class Node:
         self._draw = Random(name).random
         self._full = False
         self._epoch = 1
-
-        self._warm()
+        if not cold:
+            self._warm()
 
     def _warm(self) -> None:
         """It has worked before: it knows its pace when it is full, and what requests use."""

@@ -113,6 +113,8 @@ class Scenario:
     workers: int = REFERENCE_WORKERS
     seconds: int = 30
     faults: tuple[str, ...] = ()
+    cold: bool = False
+    """No worker has worked before."""
     worker: Calibration = H100_NODE
     policy: LimitsChanged = field(default_factory=lambda: scenario_policy(REFERENCE_WORKERS))
 

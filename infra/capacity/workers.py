@@ -58,6 +58,7 @@ class Fleet:
                     timeline=timeline,
                     tokens=tokens,
                     shares=dict(scenario.policy.lanes),
+                    cold=scenario.cold,
                 )
                 for number in range(count)
             )

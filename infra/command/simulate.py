@@ -56,6 +56,7 @@ def simulate(
     faults: Annotated[
         str, typer.Option(help="none, all, or a list: dead-workers,late-reports,…")
     ] = "none",
+    cold: Annotated[bool, typer.Option("--cold", help="No worker has worked before.")] = False,
     policy: Annotated[
         Path, typer.Option(help="A policy file instead of the packaged one.")
     ] = Path(),
@@ -75,6 +76,7 @@ def simulate(
             workers=workers,
             seconds=seconds,
             faults=faults_of(faults),
+            cold=cold,
             worker=worker_of(slots=slots, tokens_per_s=tokens_per_s),
             policy=scenario_policy(workers, policy),
         )

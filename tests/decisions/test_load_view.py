@@ -257,6 +257,18 @@ def test_v6_saturation_is_the_work_of_all_over_the_pace_of_all_and_the_worst_mod
     assert saturation_ms(fleet_of([patient], [], now_ms=NOW)) == 10_000
 
 
+def test_a_worker_that_was_never_full_is_taken_for_as_quick_as_its_slots_are_many() -> None:
+    seen = worker(queued={Lane.TEAM: 10})
+    four = changed(seen.report, full_tokens_per_s=0)
+    many = changed(four, slots=64, busy=64)
+    quick = changed(four, decode_tokens_per_s=400)
+    found = [
+        saturation_ms(fleet_of([replace(seen, report=report)], [], now_ms=NOW))
+        for report in (four, many, quick)
+    ]
+    assert found == [10_000, 625, 2_500]
+
+
 def test_v7_pressure_rises_at_once_and_falls_slowly_and_all_by_itself() -> None:
     pressure = pressed(Pressure(), saturation_ms=PRESSURE_STEPS_MS[2], now_ms=NOW)
     assert pressure.level == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -10,8 +11,9 @@ from infra.capacity.figures import Figures
 from infra.capacity.laws import judge
 from infra.capacity.report import page
 from infra.capacity.runs import Run
-from infra.capacity.scenario import PATTERNS
+from infra.capacity.scenario import PATTERNS, Scenario, scenario_policy
 from infra.capacity.simulation import Simulation
+from schemas.vocabulary import Tier
 from tests.simulation.capacity.small import EVERY_FAULT, broken, simulated, small
 
 BOOKS = ("(I1)", "(I5)", "(I6)", "(I7)", "cap", "Queues", "goes last")
@@ -29,6 +31,24 @@ def test_equal_seeds_give_equal_results() -> None:
     first, again, other = (judge(simulated(small(seed=seed, seconds=3))) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_a_fleet_that_starts_cold_takes_as_much_work_as_one_that_has_worked_before() -> None:
+    """Five times what it can do, from the first second on, with nobody that was ever full or saw a request end."""
+    cold = Scenario(prompts_per_s=240, workers=8, seconds=8, policy=scenario_policy(8), cold=True)
+    starts, warm = simulated(cold).figures, simulated(replace(cold, cold=False)).figures
+    admitted, usual = (
+        sum(second.admitted for second in figures.seconds.values()) for figures in (starts, warm)
+    )
+    assert admitted > 0.8 * usual
+    assert starts.seconds[7].busy > 0.95 * warm.seconds[7].busy
+    paid_shed = sum(
+        count
+        for second in starts.seconds.values()
+        for (tier, name), count in second.refused.items()
+        if tier is not Tier.FREE and name == "overloaded (ladder)"
+    )
+    assert not paid_shed
 
 
 def test_a_worker_that_lost_its_group_goes_on_with_all_that_it_holds() -> None:
