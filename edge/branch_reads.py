@@ -50,12 +50,12 @@ async def read_branch(
     place = _read_cursor(cursor) if cursor is not None else None
     if place is not None and leaf is not None and place.leaf != leaf:
         raise _bad_cursor()
+    await edge.catch_up.bring_up_to_date()
     given = leaf if leaf is not None else place.leaf if place is not None else None
     target = given if given is not None else await current_leaf(edge, chat)
     if target is None:
         return Page(rows=[], next_cursor=None)
     runs: Sequence[LiveRun] = edge.runs.runs_of_chat(chat.chat_id)
-    await edge.catch_up.bring_up_to_date(runs)
     await wait_for_store(lambda: _in_store(edge, runs))
     missing, stored_leaf = await _missing(edge, chat, runs, target)
     if stored_leaf is None and not missing:
@@ -98,7 +98,8 @@ async def _with_log(
             found.append(run)
         else:
             rows[at] = await edge.history.message(message.message_id) or message
-    await edge.catch_up.bring_up_to_date(found[len(runs) :])
+    if len(found) > len(runs):
+        await edge.catch_up.bring_up_to_date()
     return Page(rows=rows, next_cursor=page.next_cursor), found
 
 

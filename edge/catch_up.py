@@ -7,7 +7,7 @@ readers of one run share one read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -69,6 +69,11 @@ class CatchUp:
         self._history = history
         self._turns: dict[str, _Turn] = {}
         self._places = asyncio.Semaphore(LOADS_MAX)
+        self._asking = asyncio.Lock()
+        self._callers = 0
+        self._asked_for = 0
+        """The caller up to whom the ends were asked."""
+        self._ends: dict[int, int] = {}
 
     async def find(
         self, run_id: str, *, wait_s: float = FIRST_RECORD_WAIT_S_MAX
@@ -118,21 +123,29 @@ class CatchUp:
         past = await self._history.run(run_id)
         return past if past is not None and _has_ended(past) else None
 
-    async def bring_up_to_date(self, runs: Iterable[LiveRun]) -> None:
-        """Read up to where the log ends now, for those of the runs that are open here: another edge may have shown their end (I15).
+    async def bring_up_to_date(self) -> None:
+        """Read up to where the log ends now: another edge may have shown what this one has not even seen begin (I15).
 
         Where the log does not say in UP_TO_DATE_WAIT_S_MAX where it ends, what is held has to do. Raises LogBehind where this edge
         does not get there in TAIL_WAIT_S_MAX.
         """
-        partitions = sorted({r.address.partition for r in runs if not r.transcript.state.ended})
-        if not partitions:
-            return
         try:
             async with asyncio.timeout(UP_TO_DATE_WAIT_S_MAX):
-                bounds = await self._reader.bounds(TOKENS, partitions)
+                ends = await self._ends_now()
         except (SpanFailed, TimeoutError):
             return
-        await self._reach({p: bounds[p].end for p in partitions})
+        await self._reach(ends)
+
+    async def _ends_now(self) -> dict[int, int]:
+        """Where each partition ends, asked after this call. Many who call at once share one question."""
+        self._callers += 1
+        mine = self._callers
+        async with self._asking:
+            if self._asked_for < mine:
+                asked_for = self._callers
+                self._ends = await self._reader.ends(TOKENS, list(self._runs.positions))
+                self._asked_for = asked_for
+            return self._ends
 
     @asynccontextmanager
     async def _turn(self, run_id: str) -> AsyncIterator[None]:

@@ -61,8 +61,8 @@ async def post_message(request: Request) -> Response:
     counts = await count_prompt(edge, caller, chat.system_prompt, message.content, model=model)
     if not counts:
         raise Refused(CONTEXT_TOO_LONG)
-    # A run that another edge has shown to end must not make this message refused as one too many.
-    await edge.catch_up.bring_up_to_date(edge.runs.runs_of_chat(chat_id))
+    # A run that another edge has shown to end must not make this message refused as one too many, and is what it follows.
+    await edge.catch_up.bring_up_to_date()
     submission = Submission(
         caller=caller,
         chat_id=chat_id,

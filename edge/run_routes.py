@@ -53,7 +53,7 @@ async def read_run(request: Request) -> Response:
     chat_id, run_id = _ids(edge, caller, request)
     run = await _find(edge, caller, chat_id, run_id)
     if isinstance(run, LiveRun):
-        await edge.catch_up.bring_up_to_date([run])
+        await edge.catch_up.bring_up_to_date()
     return json_answer(
         live_run_json(run, chat_id) if isinstance(run, LiveRun) else past_run_json(run.run)
     )

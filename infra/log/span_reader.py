@@ -121,6 +121,17 @@ class SpanReader:
             raise SpanFailed(topic.name) from error
         return {tp.partition: Bounds(first=first[tp], end=end[tp]) for tp in wanted}
 
+    async def ends(self, topic: Topic, partitions: list[int]) -> dict[int, int]:
+        """As `bounds`, only where each ends: one question to the broker instead of two. Raises SpanFailed."""
+        assert self._offsets is not None, "enter the SpanReader first"
+        wanted = [TopicPartition(topic.name, partition) for partition in partitions]
+        try:
+            async with asyncio.timeout(self._span_wait_ms_max / 1000):
+                found = await self._offsets.end_offsets(wanted)
+        except (KafkaError, TimeoutError) as error:
+            raise SpanFailed(topic.name) from error
+        return {tp.partition: end for tp, end in found.items()}
+
     async def partitions(self, topic: Topic) -> list[int]:
         """The topic's partitions, ascending; empty where there is no such topic. Raises SpanFailed.
 

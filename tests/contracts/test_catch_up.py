@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.catch_up import RUNS_ASKED_MAX, CatchUp, CatchUpFull, LogBehind, RunUnknown
+from edge.catch_up import RUNS_ASKED_MAX, CatchUp, CatchUpFull, LogBehind
 from edge.runs import LiveRun, RunTable
 from infra.history import Run
 from infra.history.sqlite import SqliteHistory, open_history
-from infra.log.records import LogRecord
-from infra.log.span_reader import Bounds, SpanReader
+from infra.log.records import BadRecord, LogRecord
+from infra.log.span_reader import SpanReader
 from schemas.codec import Envelope
 from schemas.events.tokens import RunCancelled
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
@@ -89,10 +89,12 @@ class SlowHistory(SqliteHistory):
 class FarLog(SpanReader):
     """A log that ends where this edge has not read so far."""
 
-    async def bounds(
-        self, topic: Topic, partitions: list[int], *, wait_ms_max: int | None = None
-    ) -> dict[int, Bounds]:
-        return {partition: Bounds(first=0, end=12) for partition in partitions}
+    asked = 0
+
+    async def ends(self, topic: Topic, partitions: list[int]) -> dict[int, int]:
+        self.asked += 1
+        await asyncio.sleep(0)
+        return dict.fromkeys(partitions, 12)
 
 
 async def test_a_run_whose_first_record_comes_while_history_is_asked_is_found(
@@ -118,11 +120,24 @@ async def test_what_this_edge_has_not_read_so_far_is_not_told_as_the_newest(
         table = RunTable(epoch=EPOCH, starts={0: 10}, now=asyncio.get_running_loop().time)
         reader = FarLog(bootstrap="127.0.0.1:1", client_id="test")
         catch_up = CatchUp(runs=table, reader=reader, history=history)
-        run = table.expect(_fresh_run_id())
-        with pytest.raises(LogBehind):
-            await catch_up.bring_up_to_date([run])
-        with pytest.raises(RunUnknown):
-            await catch_up.find(run.run_id, wait_s=0)
-        table.apply([_first_record(run.run_id)])
+        run_id = _fresh_run_id()
+        with pytest.raises(LogBehind):  # Though it holds no run that it could be behind with.
+            await catch_up.bring_up_to_date()
+        table.apply([_first_record(run_id)])
         with pytest.raises(LogBehind):  # One record of two.
-            await catch_up.bring_up_to_date([run])
+            await catch_up.bring_up_to_date()
+        table.apply([BadRecord(0, 11, 1_000, None, None, (), "the second")])
+        await catch_up.bring_up_to_date()
+
+
+async def test_many_who_have_to_be_up_to_date_at_once_ask_the_log_twice_at_most(
+    tmp_path: Path,
+) -> None:
+    async with open_history(tmp_path / "history.db") as history, asyncio.timeout(DEADLINE_S):
+        table = RunTable(epoch=EPOCH, starts={0: 12}, now=asyncio.get_running_loop().time)
+        reader = FarLog(bootstrap="127.0.0.1:1", client_id="test")
+        catch_up = CatchUp(runs=table, reader=reader, history=history)
+        await asyncio.gather(*(catch_up.bring_up_to_date() for _ in range(50)))
+        assert 1 <= reader.asked <= 2
+        await catch_up.bring_up_to_date()
+        assert 2 <= reader.asked <= 3, "what was asked before does not count"

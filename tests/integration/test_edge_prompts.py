@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from tests.integration.edge_peers import (
     until_cancelled,
     until_run,
 )
-from tests.integration.waiting import eventually_async
+from tests.integration.waiting import PATIENCE_S, eventually_async
 
 Edges = tuple[EdgeProcess, EdgeProcess]
 UNDECODABLE = "turnlog_edge_undecodable_records_total"
@@ -296,7 +298,6 @@ async def test_a_message_right_after_an_end_follows_that_answer_though_the_store
         async with OpenStream(one, "POST", path, json={"content": "1"}) as stream:
             first = (await stream.to_end())[-1]
         peer.auto = None
-        await until_run(two, stream.headers["location"], status="done")
         async with OpenStream(two, "POST", path, json={"content": "2"}) as second:
             prompt = await peer.next_prompt()
             assert prompt.parent_id == first.data["message_id"]
@@ -322,6 +323,37 @@ async def test_a_message_right_after_an_end_follows_that_answer_though_the_store
                 lambda: _same_after_projection(one, path, listed),
                 what="the store tells the same",
             )
+
+
+async def test_a_message_to_an_edge_that_has_read_nothing_of_the_last_turn_follows_it_all_the_same(
+    edges: Edges, peer: ScriptedPeer
+) -> None:
+    one, two = edges
+    async with peer.client(one) as client:
+        chat_id = await peer.new_chat(client)
+        path = f"/v1/chats/{chat_id}/messages"
+        peer.projecting.clear()
+        for _ in range(5):
+            os.kill(two.process.pid, signal.SIGSTOP)
+            try:
+                peer.auto = lambda prompt: peer.answer(prompt, ["said"])
+                async with OpenStream(client, "POST", path, json={"content": "1"}) as stream:
+                    said = (await stream.to_end())[-1]
+                peer.auto = None
+                reader, writer = await asyncio.open_connection("127.0.0.1", two.port)
+                writer.write(
+                    f"POST {path} HTTP/1.0\r\nauthorization: Bearer {peer.token('anna')}\r\n"
+                    'content-length: 15\r\n\r\n{"content":"2"}'.encode()
+                )
+                await writer.drain()
+            finally:
+                os.kill(two.process.pid, signal.SIGCONT)
+            prompt = await peer.next_prompt()
+            assert prompt.parent_id == said.data["message_id"]
+            assert stream.headers["turnlog-run-id"] in prompt.ended_runs
+            await peer.refuse(prompt, Refusal(reason=RefusalReason.RUN_IN_PROGRESS))
+            assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 409")
+            writer.close()
 
 
 async def test_an_edge_that_starts_while_the_store_lags_does_not_guess_a_parent(

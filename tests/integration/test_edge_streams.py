@@ -225,6 +225,9 @@ async def test_a_viewer_that_reads_nothing_is_dropped_and_others_go_on(
                 text = "x" * 4_000
                 for index in range(100):
                     await peer.say(run_id, index, text)
+                    if index % 8 == 7:
+                        # No more at once than a viewer may have outstanding, also where the edge stood still itself.
+                        await stream.until_text(text * (index + 1))
                 await eventually_async(
                     lambda: _metric_is(
                         client, "turnlog_edge_viewers_dropped_total", at_least=dropped + 1
