@@ -208,13 +208,22 @@ async def broker_or_stop(bootstrap: str, stop: asyncio.Event) -> bool:
 
 
 async def run_until(app: faust.App, stop: asyncio.Event) -> None:
-    """Run the app until `stop`, then leave the group. Whatever ends it earlier is a defect."""
-    await or_die("the app did not start", app.start())
-    outcome = await app.wait(stop.wait())
-    if outcome.stopped:
-        die("the app ended by itself", app.crash_reason)
+    """Run the app until `stop`, then leave the group. Whatever ends it earlier is a defect.
+
+    A start may last for ever, where the broker goes in the middle of it; so a stop ends that too.
+    """
+    starting, stopping = asyncio.ensure_future(app.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not stop.is_set():
+        await or_die("the app did not start", starting)
+        outcome = await app.wait(stop.wait())
+        if outcome.stopped:
+            die("the app ended by itself", app.crash_reason)
     try:
         async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
+            starting.cancel()
             await app.stop()
+            await asyncio.wait({starting})
     except TimeoutError:
         log.warning("left the group without saying so")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import faust
+import pytest
 
 from infra.log.records import BadRecord, LogRecord
-from processors.faust_process import FaustSettings, build_app, consume
+from processors.faust_process import FaustSettings, build_app, consume, run_until
 from schemas.topics import CHATS
 
 
@@ -67,3 +69,36 @@ async def test_a_record_that_a_stop_interrupts_does_not_make_the_end_a_defect(
 
     consume(app, CHATS, take)
     await run_agent(app, Stream(2))
+
+
+class StartsForEver:
+    """A Faust app whose broker has gone while it started, and that may be slow to be cut off as well."""
+
+    def __init__(self, *, deaf: bool) -> None:
+        self._deaf = deaf
+        self.starts = asyncio.Event()
+        self.stopped = False
+
+    async def start(self) -> None:
+        while True:
+            try:
+                self.starts.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not self._deaf:
+                    raise
+                self._deaf = False
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_stop_ends_an_app_that_never_comes_to_its_start(deaf: bool) -> None:
+    app, stop = StartsForEver(deaf=deaf), asyncio.Event()
+    async with asyncio.timeout(30):
+        running = asyncio.ensure_future(run_until(cast("faust.App", app), stop))
+        await app.starts.wait()
+        stop.set()
+        await running
+    assert app.stopped
