@@ -210,4 +210,6 @@ async def person(
             base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S
         ) as http,
     ):
+        # The command's own patience with a connection is less than a starved test's loop may stand still.
+        client._http.timeout = httpx.Timeout(PATIENCE_S)
         yield Person(client, http)
