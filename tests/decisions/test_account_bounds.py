@@ -171,11 +171,16 @@ def test_the_bound_follows_from_the_limits_of_the_tier(
     )
 
 
-def flooded(bounds: AccountBounds, who: str, *, now_ms: int = 0) -> int:
+def flooded(
+    bounds: AccountBounds, who: str, *, now_ms: int = 0, rate: int = 60, admitted: bool = False
+) -> int:
     """How many prompts pass at once."""
-    count = 0
-    while not bounds.prompt(who, Tier.FREE, tier(requests_per_minute=60), now_ms=now_ms):
+    count, found = 0, tier(requests_per_minute=rate)
+    while not bounds.prompt(who, Tier.FREE, found, now_ms=now_ms):
         count += 1
+        assert count < 10_000, "nothing bounds it"
+        if admitted:
+            bounds.admitted(who, Tier.FREE)
     return count
 
 
@@ -185,6 +190,18 @@ def test_a_flood_takes_nothing_from_anybody_else_and_passes_what_flows_in() -> N
     assert flooded(bounds, "flood") == 0
     assert flooded(bounds, "other") == 60 + SPARE_TRIES
     assert flooded(bounds, "flood", now_ms=MINUTE_MS // 10) == (60 + SPARE_PER_MINUTE) // 10
+
+
+def test_under_other_limits_it_begins_full_again() -> None:
+    bounds = AccountBounds()
+    for rate in (60, 600, 6):
+        assert flooded(bounds, "flood", rate=rate) == rate + SPARE_TRIES, "E6"
+        assert flooded(bounds, "flood", rate=rate) == 0
+
+
+def test_what_is_admitted_takes_a_part_of_a_try() -> None:
+    most = (60 + SPARE_TRIES - 1) * ADMITTED_A_TRY + 1
+    assert flooded(AccountBounds(), "flood", admitted=True) == most, "E3"
 
 
 def test_who_is_admitted_is_bounded_by_what_a_key_can_do_only() -> None:
