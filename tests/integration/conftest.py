@@ -13,10 +13,14 @@ from tests.integration.class_archive import use_class_archive
 from tests.integration.edge_peers import MODEL, EdgeProcess, ScriptedPeer, scripted_peer
 from tests.integration.processes import last_words, started_so_far
 from tests.integration.running import RunningBroker, RunningSystem
+from tests.integration.waiting import PATIENCE_S
 from tests.reporting import PROCESSES
 
 SystemFactory = Callable[[Mapping[str, str]], RunningSystem]
 EdgeFactory = Callable[..., EdgeProcess]
+
+PATIENT = {"edge.submission.DECISION_WAIT_S_MAX": int(PATIENCE_S)}
+"""What a test plays of the other parts may take longer on a busy machine than an edge waits for it."""
 
 _begun = pytest.StashKey[int]()
 
@@ -116,10 +120,13 @@ def edge_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def edges(edge_home: Path, edge_bootstrap: str) -> Iterator[tuple[EdgeProcess, EdgeProcess]]:
-    """Two edges of one system. Do not end them."""
+    """Two edges of one system that wait as long for a decision as tests do. Do not end them."""
     first, second = (
         EdgeProcess(
-            home=edge_home, bootstrap=edge_bootstrap, variables={"TURNLOG_PART": f"edge-{number}"}
+            home=edge_home,
+            bootstrap=edge_bootstrap,
+            variables={"TURNLOG_PART": f"edge-{number}"},
+            limits=PATIENT,
         )
         for number in range(2)
     )

@@ -18,6 +18,7 @@ from schemas.events.workers import WorkerLoadReported
 from schemas.ids import run_address
 from schemas.topics import ACCOUNT_SNAPSHOTS, TOKENS, WORKERS
 from schemas.vocabulary import CancelReason, EndCause, FinishReason, RefusalReason
+from tests.integration.conftest import EdgeFactory
 from tests.integration.edge_peers import (
     MODEL,
     EdgeProcess,
@@ -165,9 +166,10 @@ async def test_a_key_with_another_body_is_a_conflict(edges: Edges, peer: Scripte
 
 
 async def test_an_undecided_prompt_is_given_up_and_cancelled_unless_it_has_a_key(
-    edges: Edges, peer: ScriptedPeer
+    another_edge: EdgeFactory, peer: ScriptedPeer
 ) -> None:
-    async with peer.client(edges[0]) as client:
+    edge = another_edge(TURNLOG_PART="edge-7").wait_ready()
+    async with peer.client(edge) as client:
         chat_id = await peer.new_chat(client)
         path = f"/v1/chats/{chat_id}/messages"
         without, with_key = await asyncio.gather(

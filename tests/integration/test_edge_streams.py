@@ -246,7 +246,11 @@ async def _metric_is(client: httpx.AsyncClient, name: str, *, at_least: float) -
 async def test_a_draining_edge_ends_streams_after_a_complete_event_and_goes(
     edges: Edges, edge_home: Path, edge_bootstrap: str, peer: ScriptedPeer
 ) -> None:
-    leaving = EdgeProcess(home=edge_home, bootstrap=edge_bootstrap).wait_ready()
+    leaving = EdgeProcess(
+        home=edge_home,
+        bootstrap=edge_bootstrap,
+        limits={"edge.server.SHUTDOWN_S_MAX": int(PATIENCE_S)},
+    ).wait_ready()
     async with peer.client(leaving) as client, peer.client(edges[0]) as other:
         chat_id = await peer.new_chat(client)
         async with OpenStream(
