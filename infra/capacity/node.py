@@ -21,6 +21,7 @@ from inference_workers.outlook import SlotTimes, free_ms, lane_loads
 from infra.capacity.calibration import Calibration
 from infra.capacity.clock import Timeline
 from infra.capacity.runs import Run, TokenLog
+from infra.capacity.warm_up import warm_up
 from schemas.events.accounts import LaneLimits
 from schemas.events.tokens import AttemptStarted, RunEnded, TokensGenerated
 from schemas.events.workers import WorkerLoadReported
@@ -28,11 +29,6 @@ from schemas.vocabulary import EndCause, EndWriter, Lane
 
 DELTA_MS: Final = 25.0
 """What a worker made and has not sent yet when it dies, in time."""
-WARM_PROMPT_TOKENS: Final = 1_500
-WARM_ANSWER_TOKENS: Final = 500
-WARM_CLAIMED_TOKENS: Final = 3_400
-WARM_REQUESTS: Final = 20
-"""What a worker has seen before the simulation begins: requests of the planned size."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,39 +98,9 @@ class Node:
         self._full = False
         self._epoch = 1
         if not cold:
-            self._warm()
-
-    def _warm(self) -> None:
-        """It has worked before: it knows its pace when it is full, and what requests use."""
-        full = self._calibration
-        share = 1000 / (
-            full.prefill_ms(WARM_PROMPT_TOKENS)
-            + WARM_ANSWER_TOKENS * full.token_ms(full.slots) / full.slots
-        )
-        for lane in Lane:
-            used = WARM_PROMPT_TOKENS + WARM_ANSWER_TOKENS
-            for _ in range(WARM_REQUESTS):
-                self._use.ended(lane, claimed=WARM_CLAIMED_TOKENS, used=used)
-        for _ in range(WARM_REQUESTS):
-            held_ms = full.prefill_ms(WARM_PROMPT_TOKENS)
-            held_ms += WARM_ANSWER_TOKENS * full.token_ms(full.slots)
-            self._times.freed(round(held_ms), used_tokens=WARM_PROMPT_TOKENS + WARM_ANSWER_TOKENS)
-        for second in range(2):
-            self._rates.measure(
-                EngineLoad(
-                    slots=full.slots,
-                    busy=full.slots,
-                    releasing=0,
-                    generated_tokens_total=round(second * share * WARM_ANSWER_TOKENS),
-                    prompt_tokens_total=round(second * share * WARM_PROMPT_TOKENS),
-                    progress_age_ms=0,
-                    kv_tokens=0,
-                ),
-                full=True,
-                elapsed_s=1,
+            self._generated, self._prompted = warm_up(
+                calibration, use=self._use, times=self._times, rates=self._rates
             )
-        self._generated = share * WARM_ANSWER_TOKENS
-        self._prompted = round(share * WARM_PROMPT_TOKENS)
 
     @property
     def busy(self) -> int:
