@@ -38,7 +38,8 @@ from schemas.vocabulary import Lane
 
 FLOOR_SLACK_CLAIMS: Final = len(LANES_IN_ORDER)
 ACCOUNTS_REMEMBERED_MAX: Final = 10_000
-ACCOUNT_LINES_MAX: Final = 16
+ACCOUNT_LINES_MAX: Final = 64
+"""Twice as many as have a backlog at a worker of the full fleet: who is left out is told the wait of a newcomer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -395,6 +395,19 @@ def test_a_newcomer_is_told_of_those_who_go_first_and_of_no_heavy_accounts_backl
     assert (queue.ahead_requests, queue.ahead_tokens) == (2, 1_050)
 
 
+def test_each_of_as_many_accounts_as_meet_at_a_worker_is_told_that_it_waits_for_more_than_a_newcomer() -> (
+    None
+):
+    lanes, teams = FairLanes(), [f"team-{number}" for number in range(28)]
+    for account_id in teams:
+        for number in range(2):
+            run_id = f"{account_id}-{number}"
+            lanes.wait(Claim(run_id=run_id, account_id=account_id, lane=Lane.TEAM, tokens=100))
+    told = lanes.lines(Lane.TEAM, used_share=0.5)
+    assert {line.account_id for line in told} == set(teams)
+    assert all(line.ahead_tokens > 0 for line in told)
+
+
 def test_k7_an_account_behind_anothers_flood_comes_into_sight_as_the_flood_is_served() -> None:
     shares = {**DEFAULT_SHARES, Lane.FREE: LaneLimits(look_ahead_requests=4)}
     lanes = FairLanes(shares)
