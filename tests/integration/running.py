@@ -27,7 +27,7 @@ _RUNS_AT_ONCE_MAX: Final = 4
 _RUN: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS: Final = range(20_000 + _RUN % _RUNS_AT_ONCE_MAX, 32_000, _RUNS_AT_ONCE_MAX)
 BROKER_START_S: Final = 180.0
-SYSTEM_START_S: Final = 150.0
+SYSTEM_START_S: Final = 240.0
 
 
 _given: set[int] = set()
