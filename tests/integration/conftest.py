@@ -19,8 +19,14 @@ from tests.reporting import PROCESSES
 SystemFactory = Callable[[Mapping[str, str]], RunningSystem]
 EdgeFactory = Callable[..., EdgeProcess]
 
-PATIENT = {"edge.submission.DECISION_WAIT_S_MAX": int(PATIENCE_S)}
-"""What a test plays of the other parts may take longer on a busy machine than an edge waits for it."""
+PATIENT = {
+    "edge.submission.DECISION_WAIT_S_MAX": int(PATIENCE_S),
+    "edge.chat_routes.APPEND_WAIT_MS_MAX": int(PATIENCE_S * 1000),
+    "edge.run_routes.CANCEL_APPEND_WAIT_MS_MAX": int(PATIENCE_S * 1000),
+    "edge.server.CLIENT_SPAN_WAIT_MS_MAX": int(PATIENCE_S * 1000),
+    "edge.loop_lag.LAG_S_MAX": int(PATIENCE_S),
+}
+"""A starved broker, and what a test plays of the other parts, may take longer than an edge waits for them elsewhere."""
 
 _begun = pytest.StashKey[int]()
 
