@@ -23,6 +23,7 @@ from processors.faust_process import (
     build_app,
     consume,
     or_die,
+    run_to_end,
     run_until,
 )
 from processors.groups import ADMISSION_GROUP
@@ -102,4 +103,4 @@ def _ours(partitions: Any) -> list[int]:
 if __name__ == "__main__":
     found = read_settings_or_exit(AdmissionSettings)
     start_logging(found.part or "admission", found.log)
-    asyncio.run(main(found))
+    run_to_end(main(found))

@@ -28,6 +28,7 @@ from processors.faust_process import (
     broker_or_stop,
     build_app,
     consume,
+    run_to_end,
     run_until,
 )
 from processors.groups import CONTEXT_GROUP
@@ -102,4 +103,4 @@ async def main(settings: ContextSettings) -> None:
 if __name__ == "__main__":
     found = read_settings_or_exit(ContextSettings)
     start_logging(found.part or "context", found.log)
-    asyncio.run(main(found))
+    run_to_end(main(found))

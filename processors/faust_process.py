@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -42,6 +42,16 @@ def die(event: str, error: BaseException | None = None) -> NoReturn:
     log.critical("%s", event, exc_info=error)
     logging.shutdown()
     os._exit(DEFECT_EXIT)
+
+
+def run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, and end the process with code 0.
+
+    A stop that was cut off leaves Faust's consumer thread behind, and the interpreter would wait for it for ever.
+    """
+    asyncio.run(work)
+    logging.shutdown()
+    os._exit(0)
 
 
 async def or_die(event: str, work: Awaitable[T]) -> T:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import pytest
 from infra.log.records import BadRecord, LogRecord
 from processors.faust_process import FaustSettings, build_app, consume, run_until
 from schemas.topics import CHATS
+from tests.integration.processes import COMMAND_WAIT_S, REPOSITORY
 
 
 def app_of(home: Path) -> faust.App:
@@ -102,3 +105,19 @@ async def test_a_stop_ends_an_app_that_never_comes_to_its_start(deaf: bool) -> N
         stop.set()
         await running
     assert app.stopped
+
+
+def test_a_thread_that_a_stop_has_left_behind_does_not_keep_the_process() -> None:
+    program = """
+import threading
+from processors.faust_process import run_to_end
+
+async def main():
+    threading.Thread(target=threading.Event().wait).start()
+
+run_to_end(main())
+"""
+    ended = subprocess.run(
+        (sys.executable, "-c", program), cwd=REPOSITORY, timeout=COMMAND_WAIT_S, check=False
+    )
+    assert ended.returncode == 0
