@@ -30,6 +30,8 @@ RUNS_ASKED_MAX: Final = 256
 FIRST_RECORD_WAIT_S_MAX: Final = 1.0
 UP_TO_DATE_WAIT_S_MAX: Final = 5.0
 """Where the broker is there this takes moments. Whoever is told less than before was told wrong, so a busy machine has its time."""
+SILENT_WAIT_S_MAX: Final = 1.0
+"""While the broker is away: nobody is to wait long for what the last one who asked did not get either."""
 TAIL_WAIT_S_MAX: Final = 4.0
 
 
@@ -74,6 +76,8 @@ class CatchUp:
         self._asked_for = 0
         """The caller up to whom the ends were asked."""
         self._ends: dict[int, int] = {}
+        self._silent = False
+        """Whether the last question for the ends had no answer."""
 
     async def find(
         self, run_id: str, *, wait_s: float = FIRST_RECORD_WAIT_S_MAX
@@ -126,14 +130,17 @@ class CatchUp:
     async def bring_up_to_date(self) -> None:
         """Read up to where the log ends now: another edge may have shown what this one has not even seen begin (I15).
 
-        Where the log does not say in UP_TO_DATE_WAIT_S_MAX where it ends, what is held has to do. Raises LogBehind where this edge
-        does not get there in TAIL_WAIT_S_MAX.
+        Where the log does not say in UP_TO_DATE_WAIT_S_MAX where it ends, in SILENT_WAIT_S_MAX while it says nothing to anybody, what
+        is held has to do. Raises LogBehind where this edge does not get there in TAIL_WAIT_S_MAX.
         """
+        wait_s = SILENT_WAIT_S_MAX if self._silent else UP_TO_DATE_WAIT_S_MAX
         try:
-            async with asyncio.timeout(UP_TO_DATE_WAIT_S_MAX):
+            async with asyncio.timeout(wait_s):
                 ends = await self._ends_now()
         except (SpanFailed, TimeoutError):
+            self._silent = True
             return
+        self._silent = False
         await self._reach(ends)
 
     async def _ends_now(self) -> dict[int, int]:

@@ -141,3 +141,41 @@ async def test_many_who_have_to_be_up_to_date_at_once_ask_the_log_twice_at_most(
         assert 1 <= reader.asked <= 2
         await catch_up.bring_up_to_date()
         assert 2 <= reader.asked <= 3, "what was asked before does not count"
+
+
+class SilentLog(SpanReader):
+    """A log that tells nothing until it is there."""
+
+    def __init__(self) -> None:
+        super().__init__(bootstrap="127.0.0.1:1", client_id="test")
+        self.there = asyncio.Event()
+
+    async def ends(self, topic: Topic, partitions: list[int]) -> dict[int, int]:
+        await self.there.wait()
+        return dict.fromkeys(partitions, 12)
+
+
+async def test_only_the_first_one_waits_long_for_a_broker_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.catch_up.SILENT_WAIT_S_MAX", 0.01)
+    monkeypatch.setattr("edge.catch_up.TAIL_WAIT_S_MAX", 0.01)
+    async with open_history(tmp_path / "history.db") as history, asyncio.timeout(DEADLINE_S):
+        table = RunTable(epoch=EPOCH, starts={0: 10}, now=asyncio.get_running_loop().time)
+        reader = SilentLog()
+        catch_up = CatchUp(runs=table, reader=reader, history=history)
+        monkeypatch.setattr("edge.catch_up.UP_TO_DATE_WAIT_S_MAX", 0.01)
+        await catch_up.bring_up_to_date()
+        monkeypatch.setattr("edge.catch_up.UP_TO_DATE_WAIT_S_MAX", 2 * DEADLINE_S)
+        await catch_up.bring_up_to_date()
+        reader.there.set()
+        with pytest.raises(LogBehind):
+            await catch_up.bring_up_to_date()
+        # It is there again, so it has its time.
+        reader.there.clear()
+        waiting = asyncio.ensure_future(catch_up.bring_up_to_date())
+        await asyncio.wait([waiting], timeout=0.1)
+        assert not waiting.done()
+        reader.there.set()
+        with pytest.raises(LogBehind):
+            await waiting
