@@ -13,18 +13,17 @@ from typing import Final
 
 from edge.decisions.load_view import (
     Fleet,
-    Pressure,
     Sent,
     WorkerSeen,
     fleet_of,
     is_counted,
     load_view,
-    pressed,
     saturation_ms,
     still_counts,
     with_sent,
 )
 from edge.decisions.placement import choose_partition
+from edge.decisions.pressure import Pressure, pressed
 from edge.decisions.quota_view import QuotaView, quota_view
 from schemas.events import Event
 from schemas.events.account_snapshots import (

@@ -17,8 +17,6 @@ Rules:
   V6  Saturation is the time that all workers of a model together need for what waits, the largest of the models'; what waits in the
       background lane does not count, since it holds nobody up. It is measured, so it clears by itself; a model without any live
       worker says nothing as long as another has one.
-  V7  Pressure follows saturation upward at once, and downward one level at a time, after PRESSURE_HOLD_MS and below
-      PRESSURE_LEAVE_SHARE of the level's step.
 """
 
 from __future__ import annotations
@@ -54,9 +52,6 @@ LAST_TOKENS_MIN: Final = 1.0
 """What a lane that goes last has in front of it at least: by it the others' backlog is waited for."""
 TOKENS_NOTHING: Final = 1e-6
 WAIT_MS_MAX: Final = 3_600_000
-PRESSURE_STEPS_MS: Final = (2_000, 10_000, 30_000, 120_000)
-PRESSURE_LEAVE_SHARE: Final = 0.5
-PRESSURE_HOLD_MS: Final = 5_000
 ERROR_WAIT_MS_MIN: Final = 1_000
 """A wait that was shorter counts as so long when an estimate's error is taken relative to it."""
 
@@ -417,26 +412,6 @@ def load_view(
 def saturation_ms(fleet: Fleet) -> int | None:
     """V6. None: no worker is alive."""
     return max((load.saturation_ms for load in fleet.models.values()), default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
-    """0 (calm) to 4 (shed), since when (broker's clock)."""
-
-    level: int = 0
-    since_ms: int = 0
-
-
-def pressed(pressure: Pressure, *, saturation_ms: int, now_ms: int) -> Pressure:
-    """V7."""
-    reached = sum(1 for step in PRESSURE_STEPS_MS if saturation_ms >= step)
-    if reached > pressure.level:
-        return Pressure(level=reached, since_ms=now_ms)
-    if reached == pressure.level or now_ms - pressure.since_ms < PRESSURE_HOLD_MS:
-        return pressure
-    if saturation_ms < PRESSURE_LEAVE_SHARE * PRESSURE_STEPS_MS[pressure.level - 1]:
-        return Pressure(level=pressure.level - 1, since_ms=now_ms)
-    return pressure
 
 
 def wait_error(*, estimated_ms: int, waited_ms: int) -> float:

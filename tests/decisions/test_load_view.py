@@ -14,13 +14,10 @@ from msgspec.structs import replace as changed
 
 from edge.decisions.load_view import (
     NO_WORKER_WAIT_MS,
-    PRESSURE_HOLD_MS,
-    PRESSURE_STEPS_MS,
     QUEUED_LAG_MS,
     REPORT_AGE_MS_MAX,
     WAIT_MS_MAX,
     Fleet,
-    Pressure,
     Sent,
     WorkerSeen,
     drain_s_of,
@@ -28,11 +25,11 @@ from edge.decisions.load_view import (
     free_after_ms,
     live_workers,
     load_view,
-    pressed,
     saturation_ms,
     wait_at,
     with_sent,
 )
+from edge.decisions.pressure import PRESSURE_HOLD_MS, PRESSURE_STEPS_MS, Pressure, pressed
 from schemas.events.accounts import LaneLimits, LoadView
 from schemas.events.workers import AccountLoad, LaneLoad, WorkerLoadReported
 from schemas.lane_shares import DEFAULT_SHARES, paces
