@@ -63,13 +63,19 @@ def stop_requested() -> asyncio.Event:
     for end in (woken, waking):
         end.setblocking(False)
 
+    told = False
+
     def heard(*_: object) -> None:
+        nonlocal told
+        told = True
         for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)
 
     def wake() -> None:
+        # Every signal that this process handles comes by here, also one that is none of these (a profiler's).
         woken.recv(_WAKES_MAX)
-        event.set()
+        if told:
+            event.set()
 
     asyncio.get_running_loop().add_reader(woken, wake)
     # A signal between two steps of the loop wakes it too: the interpreter writes to this end as the signal comes.

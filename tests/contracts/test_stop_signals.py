@@ -12,11 +12,12 @@ import pytest
 from tests.integration.processes import REPOSITORY
 
 PROCESS = """
-import asyncio, sys
+import asyncio, signal, sys
 from infra.process import stop_requested
 
 async def main():
     stop = stop_requested()
+    signal.signal(signal.SIGUSR1, lambda *_: print("not told to stop", flush=True))
     print("up", flush=True)
     await stop.wait()
 
@@ -51,6 +52,23 @@ def test_a_signal_after_the_first_one_changes_nothing(
     assert process.stdout.readline() == "the loop is closed\n"
     for again in (signal.SIGTERM, signal.SIGINT):
         process.send_signal(again)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "at the end\n"
+    assert process.wait() == 0
+
+
+def test_another_signal_that_the_process_handles_is_no_stop(
+    process: subprocess.Popen[str],
+) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    for _ in range(3):
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "not told to stop\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "the loop is closed\n"
     process.stdin.write("\n")
     process.stdin.flush()
     assert process.stdout.readline() == "at the end\n"
