@@ -139,8 +139,10 @@ async def delete_chat(request: Request) -> Response:
 async def _open_runs(edge: EdgeState, chat: Chat) -> set[str]:
     """The chat's runs that have not ended: those that this edge holds, and the newest one, which it may not have seen begin.
 
-    Raises Refused (503) where the store does not yet have what was admitted before this edge's start.
+    Raises Refused (503) where the store does not yet have what was admitted before this edge's start, or LogBehind.
     """
+    # Another edge may have shown a run of which neither this one nor the store has read anything yet.
+    await edge.catch_up.bring_up_to_date()
     leaf_id = await current_leaf(edge, chat)
     held = edge.runs.runs_of_chat(chat.chat_id)
     found = {run.run_id for run in held if run.transcript.state.open}
