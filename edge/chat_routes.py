@@ -79,6 +79,7 @@ async def list_chats(request: Request) -> Response:
         raise invalid(
             "cursor is not one of this listing.", param="cursor", code="invalid_cursor"
         ) from None
+    await edge.catch_up.bring_up_to_date()
     chats = [await edge.chats.lay_over(chat) for chat in page.rows]
     if cursor is None and page.next_cursor is None:
         # What the store lacks rides on a listing of one page; a longer one has it once the store has.
@@ -98,6 +99,7 @@ async def read_chat(request: Request) -> Response:
     """GET /v1/chats/{chat_id}"""
     edge, caller = state_of(request), caller_of(request)
     chat = await chat_of(edge, caller, request.path_params["chat_id"])
+    await edge.catch_up.bring_up_to_date()
     return json_answer(chat_json(chat, current_leaf=await current_leaf(edge, chat)))
 
 
@@ -108,6 +110,7 @@ async def rename_chat(request: Request) -> Response:
     chat = await chat_of(edge, caller, request.path_params["chat_id"])
     title = read_title(await read_json(request))
     edge.refuse_when_full()
+    await edge.catch_up.bring_up_to_date()
     renamed = ChatRenamed(chat_id=chat.chat_id, account_id=caller.account_id, title=title)
     event_id = derived_event_id(random_id().hex(), "ChatRenamed")
     await _shown(edge, replace(chat, title=title), await _append(edge, renamed, event_id))

@@ -153,3 +153,32 @@ async def test_a_chat_is_deleted_with_the_run_that_another_edge_has_begun_in_it(
     assert isinstance(cancelled, RunCancelled)
     assert cancelled.run_id == behind.run_id
     assert isinstance(deleted, ChatDeleted)
+
+
+async def test_a_chat_is_told_with_the_answer_that_another_edge_has_begun_in_it(
+    tmp_path: Path,
+) -> None:
+    """I15: the other edge has shown it."""
+    behind = BehindEdge(tmp_path)
+    path = f"/v1/chats/{behind.chat_id}"
+    async with behind.client(tmp_path) as client:
+        read = await client.get(path)
+        assert read.json()["current_leaf"] == behind.answer_id
+
+
+async def test_chats_are_listed_with_the_answer_that_another_edge_has_begun(
+    tmp_path: Path,
+) -> None:
+    behind = BehindEdge(tmp_path)
+    async with behind.client(tmp_path) as client:
+        (chat,) = (await client.get("/v1/chats")).json()["data"]
+        assert chat["current_leaf"] == behind.answer_id
+
+
+async def test_a_chat_is_renamed_and_told_with_the_answer_that_another_edge_has_begun_in_it(
+    tmp_path: Path,
+) -> None:
+    behind = BehindEdge(tmp_path)
+    async with behind.client(tmp_path) as client:
+        renamed = await client.patch(f"/v1/chats/{behind.chat_id}", json={"title": "new"})
+        assert renamed.json()["current_leaf"] == behind.answer_id
