@@ -47,11 +47,16 @@ def die(event: str, error: BaseException | None = None) -> NoReturn:
 def run_to_end(work: Coroutine[Any, Any, None]) -> None:
     """Run `work`, and end the process with code 0.
 
-    A stop that was cut off leaves Faust's consumer thread behind, and the interpreter would wait for it for ever.
+    A stop that was cut off leaves Faust's consumer thread behind, and the interpreter would wait for it for ever; and tasks of Faust that
+    take no cancellation, for which the loop would wait.
     """
-    asyncio.run(work)
-    logging.shutdown()
-    os._exit(0)
+
+    async def to_end() -> None:
+        await work
+        logging.shutdown()
+        os._exit(0)
+
+    asyncio.run(to_end())
 
 
 async def or_die(event: str, work: Awaitable[T]) -> T:
@@ -220,7 +225,8 @@ async def broker_or_stop(bootstrap: str, stop: asyncio.Event) -> bool:
 async def run_until(app: faust.App, stop: asyncio.Event) -> None:
     """Run the app until `stop`, then leave the group. Whatever ends it earlier is a defect.
 
-    A start may last for ever, where the broker goes in the middle of it; so a stop ends that too.
+    A start may last for ever, where the broker goes in the middle of it; so a stop ends that too. Stopping the app may last as long, and
+    Faust goes on with it when it is cancelled; so that is left alone after STOP_WAIT_MS_MAX.
     """
     starting, stopping = asyncio.ensure_future(app.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -230,10 +236,11 @@ async def run_until(app: faust.App, stop: asyncio.Event) -> None:
         outcome = await app.wait(stop.wait())
         if outcome.stopped:
             die("the app ended by itself", app.crash_reason)
-    try:
-        async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
-            starting.cancel()
-            await app.stop()
-            await asyncio.wait({starting})
-    except TimeoutError:
+    starting.cancel()
+    leaving = asyncio.ensure_future(app.stop())
+    _, late = await asyncio.wait({starting, leaving}, timeout=STOP_WAIT_MS_MAX / 1000)
+    if late:
         log.warning("left the group without saying so")
+    leaving.cancel()
+    if leaving.done() and not leaving.cancelled():
+        leaving.result()

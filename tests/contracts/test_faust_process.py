@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -105,6 +106,65 @@ async def test_a_stop_ends_an_app_that_never_comes_to_its_start(deaf: bool) -> N
         stop.set()
         await running
     assert app.stopped
+
+
+class StopsForEver:
+    """A Faust app that does not come to its end, and of whose parts each takes a cancellation for itself alone (`mode.Service.stop`)."""
+
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+        self.gone = asyncio.Event()
+
+    async def start(self) -> None:
+        pass
+
+    async def wait(self, waited: Coroutine[Any, Any, bool]) -> SimpleNamespace:
+        await waited
+        return SimpleNamespace(stopped=False)
+
+    async def stop(self) -> None:
+        while not self.let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.let_go.wait()
+        self.gone.set()
+
+
+async def test_a_stop_that_takes_no_cancellation_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("processors.faust_process.STOP_WAIT_MS_MAX", 10)
+    app, stop = StopsForEver(), asyncio.Event()
+    stop.set()
+    running = asyncio.ensure_future(run_until(cast("faust.App", app), stop))
+    await asyncio.wait([running], timeout=30)
+    ended = running.done()
+    app.let_go.set()
+    await app.gone.wait()
+    assert ended
+
+
+def test_a_task_that_takes_no_cancellation_does_not_keep_the_process() -> None:
+    program = """
+import asyncio
+from processors.faust_process import run_to_end
+
+async def deaf():
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+async def main():
+    main.left = asyncio.ensure_future(deaf())
+    await asyncio.sleep(0)
+
+run_to_end(main())
+"""
+    ended = subprocess.run(
+        (sys.executable, "-c", program), cwd=REPOSITORY, timeout=COMMAND_WAIT_S, check=False
+    )
+    assert ended.returncode == 0
 
 
 def test_a_thread_that_a_stop_has_left_behind_does_not_keep_the_process() -> None:
