@@ -40,3 +40,4 @@ async def test_a_system_works_on_a_cluster_that_it_did_not_start_and_leaves_it_r
         variables={"TURNLOG_HOME": str(running.home), "TURNLOG_KAFKA": own_broker.bootstrap},
     )
     assert kept.returncode == 0, kept.stdout + kept.stderr
+    assert "under way: " not in kept.stdout, kept.stdout

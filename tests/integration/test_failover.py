@@ -8,8 +8,6 @@ import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import pytest
-
 from schemas.events.tokens import AttemptStarted, RunEnded
 from tests.integration.audit import audited, run_records
 from tests.integration.conftest import SystemFactory
@@ -110,7 +108,6 @@ async def test_a_paused_worker_wakes_up_and_nothing_of_it_is_seen(running: Runni
     assert audited(running).later_attempts >= 1
 
 
-@pytest.mark.timeout(600)  # Six parts are started again beside the answers.
 async def test_fifty_runs_survive_the_death_of_every_part(system: SystemFactory) -> None:
     running = system(
         {
