@@ -51,7 +51,7 @@ async def post_message(request: Request) -> Response:
     try:
         take_prompt(edge, caller)
     except Refused:
-        run = await _bound_run(edge, caller, key, marks)
+        run = await _bound_run(edge, caller, chat_id, key, marks)
         if run is None:
             raise
         return await _answer(edge, caller, chat_id, message, run)
@@ -83,14 +83,18 @@ async def post_message(request: Request) -> Response:
 
 
 async def _bound_run(
-    edge: EdgeState, caller: Caller, key: str | None, marks: str
+    edge: EdgeState, caller: Caller, chat_id: str, key: str | None, marks: str
 ) -> LiveRun | PastRun | None:
-    """The run of a key that this edge has read to be bound: a repeat attaches to it also amid a flood, and needs no record for that."""
+    """The run of a key that this edge has read to be bound: a repeat attaches to it also amid a flood, and needs no record for that.
+
+    None where it knows of no such key. Raises Refused: 422 for another request with this key, 404 where the chat is gone, 503.
+    """
     bound = edge.accounts.bound(caller.account_id, key) if key is not None else None
     if bound is None:
         return None
     if bound.fingerprint != marks:
         raise Refused(IDEMPOTENCY_CONFLICT)
+    await chat_of(edge, caller, chat_id)  # It may have been deleted since.
     return await redirected(edge, bound.run_id)
 
 

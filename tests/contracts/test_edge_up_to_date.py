@@ -1,4 +1,4 @@
-"""What an edge says of a chat, or does to it, includes what the log has had when it was asked, also where its tail is a moment behind."""
+"""What an edge says of a chat, or does to it: with what the log has had when it was asked, also where its tail is a moment behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edge.app import build_app
 from edge.appends import Appends
 from edge.auth import mint_token
 from edge.catch_up import CatchUp
+from edge.decisions.requests import fingerprint
 from edge.loop_lag import LoopLag
 from edge.metrics import Metrics
 from edge.own_chats import OwnChats
@@ -32,6 +33,7 @@ from infra.secrets import load_secrets
 from producers.log_writer import Appended, LogWriter
 from schemas.codec import Envelope
 from schemas.events import Event
+from schemas.events.account_snapshots import IdempotencyKeyBound
 from schemas.events.chats import ChatCreated, ChatDeleted
 from schemas.events.tokens import RunCancelled
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_chat_id, mint_message_id, mint_run_id
@@ -42,11 +44,19 @@ from tests.run_samples import queued
 DEADLINE_S = 60.0
 ACCOUNT = "anna"
 EPOCH = 7
+FAR_MS = 1 << 50
+"""No bucket has got anything back by then."""
 RANDOM = bytes(RANDOM_BYTES)
 
 
 def _record(offset: int, event: Event) -> LogRecord:
     return LogRecord(0, offset, 1_000, Envelope(event=event, event_id="e", cause_id="", trace=""))
+
+
+def store(home: Path, record: LogRecord) -> None:
+    writer = HistoryWriter(home / HISTORY_FILE)
+    writer.apply([record], {})
+    writer.close()
 
 
 class AheadLog(SpanReader):
@@ -80,6 +90,9 @@ class TakingLog(LogWriter):
 class BehindEdge:
     """An edge whose store has the chat, and which has read nothing of the run that another edge has begun in it."""
 
+    edge: EdgeState
+    record: LogRecord
+
     def __init__(self, home: Path) -> None:
         key = load_secrets(home).id_key
         address = RunAddress(epoch=EPOCH, partition=0, mint_offset=10)
@@ -91,10 +104,7 @@ class BehindEdge:
     @asynccontextmanager
     async def client(self, home: Path) -> AsyncIterator[httpx.AsyncClient]:
         """A client of the chat's account."""
-        created = ChatCreated(chat_id=self.chat_id, account_id=ACCOUNT)
-        writer = HistoryWriter(home / HISTORY_FILE)
-        writer.apply([_record(0, created)], {})
-        writer.close()
+        store(home, _record(0, ChatCreated(chat_id=self.chat_id, account_id=ACCOUNT)))
         clock = BrokerClock(monotonic=time.monotonic, wall=time.time)
         secrets = load_secrets(home)
         runs = RunTable(epoch=EPOCH, starts={0: 10}, now=time.monotonic)
@@ -106,7 +116,7 @@ class BehindEdge:
             chat_id=self.chat_id,
             assistant_message_id=self.answer_id,
         )
-        reader.record = _record(10, run)
+        reader.record = self.record = _record(10, run)
         async with asyncio.timeout(DEADLINE_S), open_history(home / HISTORY_FILE) as history:
             edge = EdgeState(
                 home=home,
@@ -128,6 +138,7 @@ class BehindEdge:
                 lag=LoopLag(),
                 metrics=Metrics(),
             )
+            self.edge = edge
             token = mint_token(
                 key=secrets.token_key,
                 account_id=ACCOUNT,
@@ -182,3 +193,31 @@ async def test_a_chat_is_renamed_and_told_with_the_answer_that_another_edge_has_
     async with behind.client(tmp_path) as client:
         renamed = await client.patch(f"/v1/chats/{behind.chat_id}", json={"title": "new"})
         assert renamed.json()["current_leaf"] == behind.answer_id
+
+
+async def test_a_repeat_amid_a_flood_attaches_as_long_as_the_chat_is_there(tmp_path: Path) -> None:
+    behind = BehindEdge(tmp_path)
+    path, body = f"/v1/chats/{behind.chat_id}/messages", {"content": "Hi", "background": True}
+    async with behind.client(tmp_path) as client:
+        edge = behind.edge
+        edge.runs.apply([behind.record])
+        edge.accounts.note(
+            IdempotencyKeyBound(
+                account_id=ACCOUNT,
+                idempotency_key="k",
+                run_id=behind.run_id,
+                fingerprint=fingerprint(path, body),
+                source_offset=1,
+                appended_ms=edge.clock.now_ms(),
+            ),
+            0,
+        )
+        while not edge.bounds.prompt(ACCOUNT, Tier.PLUS, None, now_ms=FAR_MS):
+            pass
+        repeated = await client.post(path, json=body, headers={"idempotency-key": "k"})
+        assert (repeated.status_code, repeated.json()["id"]) == (202, behind.run_id)
+        deleted = ChatDeleted(chat_id=behind.chat_id, account_id=ACCOUNT)
+        store(tmp_path, _record(1, deleted))
+        gone = await client.post(path, json=body, headers={"idempotency-key": "k"})
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+    assert behind.log.taken == []
