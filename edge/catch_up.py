@@ -94,8 +94,8 @@ class CatchUp:
         if self._runs.knows(address):
             try:
                 return await self._first_record(self._runs.expect(run_id), wait_s)
-            except RunUnknown:
-                # Its topic may have been made anew, with other offsets: then history alone knows of it.
+            except (RunUnknown, LogBehind, SpanFailed):
+                # History may know of it all the same: where its topic was made anew, with other offsets, it alone does.
                 if (concluded := await self._concluded(run_id)) is None:
                     held = self._runs.get(run_id)
                     if held is not None and held.transcript.last_offset >= 0:
@@ -133,15 +133,23 @@ class CatchUp:
         Where the log does not say in UP_TO_DATE_WAIT_S_MAX where it ends, in SILENT_WAIT_S_MAX while it says nothing to anybody, what
         is held has to do. Raises LogBehind where this edge does not get there in TAIL_WAIT_S_MAX.
         """
+        try:
+            ends = await self._ends_in_time()
+        except SpanFailed:
+            return
+        await self._reach(ends)
+
+    async def _ends_in_time(self) -> dict[int, int]:
+        """Where each partition ends. Raises SpanFailed after UP_TO_DATE_WAIT_S_MAX, or SILENT_WAIT_S_MAX."""
         wait_s = SILENT_WAIT_S_MAX if self._silent else UP_TO_DATE_WAIT_S_MAX
         try:
             async with asyncio.timeout(wait_s):
                 ends = await self._ends_now()
-        except (SpanFailed, TimeoutError):
+        except (SpanFailed, TimeoutError) as error:
             self._silent = True
-            return
+            raise SpanFailed(TOKENS.name) from error
         self._silent = False
-        await self._reach(ends)
+        return ends
 
     async def _ends_now(self) -> dict[int, int]:
         """Where each partition ends, asked after this call. Many who call at once share one question."""
@@ -184,9 +192,7 @@ class CatchUp:
 
     async def _reach_end(self, partition: int) -> None:
         """Read up to where the log of the partition ends now. Raises SpanFailed or LogBehind where that takes too long."""
-        await self._reach(
-            {partition: (await self._reader.bounds(TOKENS, [partition]))[partition].end}
-        )
+        await self._reach({partition: (await self._ends_in_time())[partition]})
 
     async def _reach(self, ends: Mapping[int, int]) -> None:
         try:

@@ -9,21 +9,26 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from edge.catch_up import RUNS_ASKED_MAX, CatchUp, CatchUpFull, LogBehind
+from edge.catch_up import RUNS_ASKED_MAX, CatchUp, CatchUpFull, LogBehind, PastRun
 from edge.runs import LiveRun, RunTable
 from infra.history import Run
 from infra.history.sqlite import SqliteHistory, open_history
+from infra.history.sqlite_writer import HistoryWriter
 from infra.log.records import BadRecord, LogRecord
-from infra.log.span_reader import SpanReader
+from infra.log.span_reader import SpanFailed, SpanReader
 from schemas.codec import Envelope
+from schemas.events.outcomes import RunConcluded
 from schemas.events.tokens import RunCancelled
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
 from schemas.topics import Topic
 from schemas.vocabulary import CancelReason
+from tests.contracts.event_samples import SAMPLES
 from tests.contracts.test_span_reader import mute_broker
 
 DEADLINE_S = 60.0
+CONCLUDED = next(event for _, event in SAMPLES if isinstance(event, RunConcluded))
 EPOCH = 7
 
 
@@ -179,3 +184,25 @@ async def test_only_the_first_one_waits_long_for_a_broker_that_is_away(
         reader.there.set()
         with pytest.raises(LogBehind):
             await waiting
+
+
+async def test_who_asks_for_an_unknown_run_waits_no_longer_for_a_broker_that_is_away_than_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SILENT_WAIT_S_MAX", "UP_TO_DATE_WAIT_S_MAX"):
+        monkeypatch.setattr(f"edge.catch_up.{name}", 0.01)
+    run_id = _fresh_run_id()
+    async with open_history(tmp_path / "history.db") as history, asyncio.timeout(DEADLINE_S):
+        table = RunTable(epoch=EPOCH, starts={0: 10}, now=asyncio.get_running_loop().time)
+        catch_up = CatchUp(runs=table, reader=SilentLog(), history=history)
+        with pytest.raises(SpanFailed):
+            await catch_up.find(run_id, wait_s=0.01)
+        writer = HistoryWriter(tmp_path / "history.db")
+        envelope = Envelope(
+            event=replace(CONCLUDED, run_id=run_id), event_id="e", cause_id="", trace=""
+        )
+        writer.apply([LogRecord(0, 1, 1_000, envelope)], {})
+        writer.close()
+        found = await catch_up.find(run_id, wait_s=0.01)
+        assert isinstance(found, PastRun)
+        assert found.run.run_id == run_id
