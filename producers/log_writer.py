@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
@@ -195,8 +195,7 @@ class LogWriter:
 
 def _copy(sent: asyncio.Future[object], appended: asyncio.Future[Appended]) -> None:
     if appended.done():
-        if not sent.cancelled():
-            sent.exception()  # Taken: nobody waits any more.
+        _taken(sent)
         return
     if sent.cancelled():
         appended.cancel()
@@ -213,6 +212,12 @@ def _copy(sent: asyncio.Future[object], appended: asyncio.Future[Appended]) -> N
         )
 
 
+def _taken(done: asyncio.Future[Any]) -> None:
+    """Nobody may wait for it any more: then its failure is no news."""
+    if not done.cancelled():
+        done.exception()
+
+
 async def acknowledged(
     future: asyncio.Future[Appended], *, wait_ms_max: int = ACK_WAIT_MS_MAX
 ) -> Appended:
@@ -220,6 +225,7 @@ async def acknowledged(
 
     Where the whole process stood still meanwhile, nothing that came could be seen: then it waits once more.
     """
+    future.add_done_callback(_taken)  # Also where it fails only after we have given up.
     clock = asyncio.get_running_loop().time
     until = clock() + wait_ms_max / 1000
     await asyncio.wait([future], timeout=wait_ms_max / 1000)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
+from aiokafka.errors import KafkaError
 
 from processors.account_ledger import OVERDUE_SAVES, _InFlight
 from processors.decisions.account_partition import Decided
@@ -36,6 +38,20 @@ async def test_an_acknowledgement_that_does_not_come_is_not_waited_for_any_longe
     with pytest.raises(AppendFailed):
         await acknowledged(sent, wait_ms_max=WAIT_MS)
     assert not sent.done(), "it is left to whoever else waits for it"
+
+
+async def test_an_append_that_fails_after_it_was_given_up_is_no_news() -> None:
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    sent: asyncio.Future[Appended] = loop.create_future()
+    with pytest.raises(AppendFailed):
+        await acknowledged(sent, wait_ms_max=1)
+    sent.set_exception(KafkaError())
+    await asyncio.sleep(0)
+    del sent
+    gc.collect()
+    assert told == []
 
 
 async def test_an_output_is_overdue_after_so_many_saves_and_not_before() -> None:
