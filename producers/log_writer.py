@@ -232,7 +232,7 @@ async def acknowledged(
     if not future.done() and clock() - until > STOOD_STILL_S:
         await asyncio.wait([future], timeout=wait_ms_max / 1000)
     if not future.done():
-        raise AppendFailed("TimeoutError")
+        raise AppendFailed("TimeoutError") from TimeoutError()
     try:
         return future.result()
     except KafkaError as error:

@@ -35,8 +35,9 @@ async def test_an_acknowledgement_that_came_while_the_process_stood_still_is_see
 
 async def test_an_acknowledgement_that_does_not_come_is_not_waited_for_any_longer() -> None:
     sent: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-    with pytest.raises(AppendFailed):
+    with pytest.raises(AppendFailed) as given_up:
         await acknowledged(sent, wait_ms_max=WAIT_MS)
+    assert isinstance(given_up.value.__cause__, TimeoutError), "what an edge tells its log"
     assert not sent.done(), "it is left to whoever else waits for it"
 
 
