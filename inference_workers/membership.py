@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -19,6 +20,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from inference_workers.decisions.request_book import Queue
 from infra.log.group import METADATA_AGE_MS_MAX
 from infra.log.records import BadRecord, LogRecord, read_record
+from infra.log.stopping import stop_consumer
 from schemas.topics import Topic, generations
 from schemas.vocabulary import Lane
 
@@ -96,10 +98,10 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
         if self._stopped:
             return
         self._stopped = True
-        try:
-            async with asyncio.timeout(STOP_WAIT_MS_MAX / 1000):
-                await self._consumer.stop()
-        except (TimeoutError, KafkaError):
+        left = False
+        with suppress(KafkaError, TimeoutError):
+            left = await stop_consumer(self._consumer, wait_ms_max=STOP_WAIT_MS_MAX)
+        if not left:
             logger.warning("group_left_late")
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:

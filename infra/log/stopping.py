@@ -12,16 +12,17 @@ CLOSE_WAIT_MS_MAX: Final = 1_000
 """For the connections of one that does not stop."""
 
 
-async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
-    """Return when it has stopped, or after STOP_WAIT_MS_MAX. Raises what stopping it raises, but no cancellation that is not ours."""
+async def stop_consumer(consumer: AIOKafkaConsumer, *, wait_ms_max: int = STOP_WAIT_MS_MAX) -> bool:
+    """Whether it has stopped within `wait_ms_max`. Raises what stopping it raises, but no cancellation that is not ours."""
     stopping = asyncio.ensure_future(_stopped(consumer))
     try:
-        await asyncio.wait([stopping], timeout=STOP_WAIT_MS_MAX / 1000)
+        done, _ = await asyncio.wait([stopping], timeout=wait_ms_max / 1000)
     finally:
         stopping.cancel()
     await asyncio.wait([stopping], timeout=CLOSE_WAIT_MS_MAX / 1000)
     if stopping.done() and not stopping.cancelled():
         stopping.result()
+    return bool(done)
 
 
 async def _stopped(consumer: AIOKafkaConsumer) -> None:

@@ -9,6 +9,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
 
+from inference_workers.membership import Membership
 from infra.log.stopping import stop_consumer
 
 
@@ -33,6 +34,25 @@ async def test_a_fetch_that_has_just_failed_does_not_cancel_who_stops_its_consum
 ) -> None:
     await stop_consumer(consumer)
     assert consumer._fetcher._fetch_task.done()
+    assert not consumer._client._conns
+
+
+async def test_a_worker_leaves_its_group_whatever_its_consumer_was_doing(
+    consumer: AIOKafkaConsumer,
+) -> None:
+    membership = Membership(
+        bootstrap="127.0.0.1:1",
+        client_id="test",
+        model="m",
+        session_ms=6_000,
+        on_revoked=lambda: None,
+        on_assigned=lambda _: None,
+    )
+    membership._consumer = consumer
+    leaving = asyncio.create_task(membership.leave())
+    await asyncio.wait([leaving])
+    assert not leaving.cancelled()
+    leaving.result()
     assert not consumer._client._conns
 
 
