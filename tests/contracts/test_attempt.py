@@ -7,7 +7,7 @@ import asyncio
 from inference_workers.attempt import Attempt
 from inference_workers.decisions.generation import Phase
 from inference_workers.decisions.request_book import Queue, Request
-from inference_workers.decisions.run_book import NEW, Followed, follow
+from inference_workers.decisions.run_book import NEW, Followed, FollowedRun, follow
 from inference_workers.engine_scripted import ScriptedEngine, ScriptedFaults, ScriptedSettings
 from producers.log_writer import Appended, LogWriter
 from schemas.events import Event
@@ -78,22 +78,26 @@ def _request(prompt_tokens: int) -> Request:
     return Request(queue=queue, offset=0, event_id="e", trace="", event=event)
 
 
+def _attempt(request: Request, run: FollowedRun, engine: ScriptedEngine, log: SlowLog) -> Attempt:
+    return Attempt(
+        request=request,
+        run=run,
+        nonce="n",
+        worker_id="w",
+        engine=engine,
+        log=log,
+        now_ms=lambda: 0,
+        engine_failures=0,
+        on_defect=lambda error: None,
+    )
+
+
 async def test_a_cancel_that_comes_while_a_prompt_too_long_is_being_ended_is_the_end() -> None:
     log = SlowLog()
     run, _ = follow(NEW, QUEUED)
     settings = ScriptedSettings(model="m", slots=1, context_window=WINDOW, tokens_per_answer=5)
     async with ScriptedEngine(settings) as engine, asyncio.timeout(30):
-        attempt = Attempt(
-            request=_request(WINDOW + 1),
-            run=run,
-            nonce="n",
-            worker_id="w",
-            engine=engine,
-            log=log,
-            now_ms=lambda: 0,
-            engine_failures=0,
-            on_defect=lambda error: None,
-        )
+        attempt = _attempt(_request(WINDOW + 1), run, engine, log)
         making = asyncio.create_task(attempt.run())
         await log.asked.wait()  # Its AttemptStarted waits for room; its terminal is to follow.
         cancel = RunCancelled(run_id=RUN_ID, reason=CancelReason.USER)
@@ -115,17 +119,7 @@ async def test_an_attempt_that_kills_its_engine_is_on_its_way_to_the_log_until_i
         model="m", slots=1, context_window=WINDOW, faults=ScriptedFaults(die_after_tokens=0)
     )
     async with ScriptedEngine(settings) as engine, asyncio.timeout(30):
-        attempt = Attempt(
-            request=_request(3),
-            run=run,
-            nonce="n",
-            worker_id="w",
-            engine=engine,
-            log=log,
-            now_ms=lambda: 0,
-            engine_failures=0,
-            on_defect=lambda error: None,
-        )
+        attempt = _attempt(_request(3), run, engine, log)
         making = asyncio.create_task(attempt.run())
         await engine.wait_failed()
         await log.asked.wait()

@@ -10,7 +10,6 @@ from schemas.events.tokens import (
     PartitionTick,
     RunCancelled,
     RunEnded,
-    RunQueued,
     RunRedirected,
     TokenEvent,
     TokensGenerated,
@@ -18,6 +17,7 @@ from schemas.events.tokens import (
 from schemas.ids import RunAddress, mint_run_id
 from schemas.run_fold import NEW_RUN, RunState, fold
 from schemas.vocabulary import CancelReason, EndCause, EndWriter, Lane, Tier
+from tests.run_samples import queued
 
 PARTITION = 3
 ID_KEY = b"k" * 32
@@ -57,18 +57,14 @@ class TokenLog:
 
     def queued(self, run_id: str, *, deadline_ms: int = 1_000, account: str = ACCOUNT) -> Seen:
         return self.append(
-            RunQueued(
-                run_id=run_id,
+            queued(
+                run_id,
                 account_id=account,
                 chat_id="chat",
                 user_message_id="user",
                 assistant_message_id="answer",
-                parent_id=None,
                 tier=Tier.FREE,
                 lane=Lane.FREE,
-                model="m",
-                input_budget_tokens=100,
-                granted_output_tokens=100,
                 deadline_ms=deadline_ms,
             )
         )

@@ -18,7 +18,6 @@ from schemas.events import Event
 from schemas.events.tokens import (
     AttemptStarted,
     RunEnded,
-    RunQueued,
     TokensGenerated,
 )
 from schemas.ids import RANDOM_BYTES, RunAddress, mint_run_id
@@ -27,6 +26,7 @@ from schemas.vocabulary import EndCause, EndWriter, Lane, Tier
 from tests.integration.changed_limits import with_limits
 from tests.integration.processes import end_process, start_module
 from tests.integration.waiting import ACK_WAIT_MS, PATIENCE_S, eventually
+from tests.run_samples import queued
 
 PARTITIONS: Final = 2
 ID_KEY: Final = b"k" * 32
@@ -175,18 +175,14 @@ class Log:
     async def queue(self, run_id: str, *, deadline_ms: int = 600_000) -> None:
         await self.append(
             TOKENS,
-            RunQueued(
-                run_id=run_id,
+            queued(
+                run_id,
                 account_id=ACCOUNT,
                 chat_id=f"chat-{run_id}",
                 user_message_id=f"user-{run_id}",
                 assistant_message_id=f"answer-{run_id}",
-                parent_id=None,
                 tier=Tier.FREE,
                 lane=Lane.FREE,
-                model="m",
-                input_budget_tokens=100,
-                granted_output_tokens=100,
                 deadline_ms=deadline_ms,
             ),
         )
